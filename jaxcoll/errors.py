@@ -1,0 +1,35 @@
+"""The exceptions that jaxcoll raises. Every message says what happened, where, and how to mend it."""
+
+from __future__ import annotations
+
+
+class JaxcollError(Exception):
+    """Base of all errors raised by jaxcoll."""
+
+
+class UsageError(JaxcollError, ValueError):
+    """A call, a setting or a file that can't be used as it is; the message says what is accepted."""
+
+
+class ScheduleError(UsageError):
+    """An unknown schedule, or one that can't do this collective or this number of ranks."""
+
+
+class ScheduleInvalid(ScheduleError):
+    """A schedule (with its table) that doesn't compute its collective; `findings` holds every fault found."""
+
+    def __init__(self, message: str, findings: tuple = ()):
+        super().__init__(message)
+        self.findings = tuple(findings)
+
+
+class TopologyError(UsageError):
+    """A topology with a fault: the message names the node, link or line."""
+
+
+class SynthesisError(JaxcollError):
+    """A synthesis that can't give a schedule; the message says why."""
+
+
+class CollectiveError(JaxcollError, RuntimeError):
+    """A collective failed at run time: a lost peer, a deadline, ranks that disagree."""
