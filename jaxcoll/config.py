@@ -14,15 +14,15 @@ import os
 import re
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxcoll.errors import UsageError
 
 PREFIX = "JAXCOLL_"
 
-# Switches of the test suite and of its lanes ("a skip is an error"). They are no settings of the library.
-TEST_PREFIXES = ("JAXCOLL_REQUIRE_", "JAXCOLL_TEST_")
+# What the launcher tells its ranks, and switches of the test suite ("a skip is an error"): no settings of the library.
+OTHER_PREFIXES = ("JAXCOLL_LAUNCH_", "JAXCOLL_REQUIRE_", "JAXCOLL_TEST_")
 
 KINDS = ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "permute")
 EVERY_KIND = "*"
@@ -179,7 +179,7 @@ class Config:
     host_id: str = _setting(
         "",
         _text("up to 128 printable characters without spaces", r"[!-~]{0,128}"),
-        "Ranks with the same host id may share memory; two ids on one machine force tcp. Empty: found from the machine.",
+        "Ranks with the same host id may share memory; two ids on one machine force tcp. Empty: the machine's own.",
     )
     tcp_connections: int = _setting(
         4, _integer(1, 64), "TCP connections per pair of ranks; large messages are spread over them."
@@ -251,7 +251,7 @@ def load(environ: Mapping[str, str]) -> Config:
     known = {row.env: row.name for row in settings()}
     values = {name: parse(env, environ[env]) for env, name in known.items() if environ.get(env, "").strip()}
     for env in sorted(environ):
-        if env.startswith(PREFIX) and env not in known and not env.startswith(TEST_PREFIXES):
+        if env.startswith(PREFIX) and env not in known and not env.startswith(OTHER_PREFIXES):
             warnings.warn(f"{env} is no setting of jaxcoll and is ignored.{_suggestion(env)}", stacklevel=2)
     return Config(**values)
 
@@ -300,3 +300,12 @@ def describe(environ: Mapping[str, str] | None = None) -> str:
         origin = f"environment; default {default!r}" if environ.get(row.env, "").strip() else "default"
         lines += [f"{row.env} = {value!r}  ({origin})", f"    {row.help}", f"    Accepts {row.accepts}."]
     return "\n".join(lines)
+
+
+def main(argv: Sequence[str]) -> int:
+    """The command `jaxcoll config`. Returns the exit status."""
+    if argv:
+        print("usage: jaxcoll config\n\nPrints every setting: variable, value, origin, what is accepted, what it does.")
+        return 0 if argv[0] in ("-h", "--help") else 2
+    print(describe())
+    return 0

@@ -1,0 +1,102 @@
+"""The command `jaxcoll`: one subcommand a tool, each imported only when it is used."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.util
+import sys
+import warnings
+from collections.abc import Sequence
+
+from jaxcoll.errors import JaxcollError, UsageError
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """A subcommand: the module whose `main(argv) -> exit status` runs it, one line of help, and an example."""
+
+    name: str
+    module: str
+    help: str
+    example: str
+
+
+COMMANDS = (
+    Command("bench", "jaxcoll.bench.cli", "Time collectives, against jax.lax and MPI.", "bench --ranks 8 --peers lax"),
+    Command("doctor", "jaxcoll.doctor", "Check this installation and machine; says what to mend.", "doctor"),
+    Command("config", "jaxcoll.config", "Print every setting, its value and where it comes from.", "config"),
+    Command("launch", "jaxcoll.launch", "Run a program as N processes on this machine.", "launch -n 8 train.py"),
+    Command("draw", "jaxcoll.schedule.draw", "Draw a schedule as SVG.", "draw dual_tree --ranks 16 -o tree.svg"),
+    Command("explain", "jaxcoll.runtime.explain", "Say which schedule would be chosen, and why.", "explain psum 4M"),
+    Command("verify", "jaxcoll.schedule.verify_cli", "Verify a schedule file.", "verify schedule.xml"),
+    Command("synth", "jaxcoll.synth.cli", "Make a schedule for a given topology.", "synth --help"),
+    Command("replay", "jaxcoll.tuner.replay", "Replay the tuner's decisions from a log.", "replay log.jsonl"),
+    Command("top", "jaxcoll.telemetry.top", "Watch the edges of a running program.", "top"),
+    Command("report", "jaxcoll.telemetry.report", "Sum up recorded telemetry.", "report records.jxt"),
+    Command("testbed", "jaxcoll.testbed.cli", "Hosts and slow links in network namespaces.", "testbed --help"),
+)
+
+
+def _exists(module: str) -> bool:
+    # Parents first: find_spec imports them, and raises where one is missing.
+    parent, _, _ = module.rpartition(".")
+    if parent and not _exists(parent):
+        return False
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def available() -> tuple[Command, ...]:
+    """The subcommands whose module is part of this installation."""
+    return tuple(command for command in COMMANDS if _exists(command.module))
+
+
+def usage() -> str:
+    """The text of `jaxcoll --help`."""
+    commands = available()
+    width = max(len(command.name) for command in commands)
+    lines = ["usage: jaxcoll COMMAND [options]      (also: python -m jaxcoll COMMAND)", ""]
+    lines += ["Collectives for JAX over schedules that move out of the way of a congested link.", "", "Commands:"]
+    lines += [f"  {command.name:<{width}}  {command.help}" for command in commands]
+    lines += ["", "Examples:", *(f"  jaxcoll {command.example}" for command in commands)]
+    lines += ["", "jaxcoll COMMAND --help tells a command's options; jaxcoll config lists the environment variables."]
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a subcommand. Returns the exit status: 2 for wrong usage, the command's own otherwise."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    if not args or args[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0 if args else 2
+    if args[0] in ("-V", "--version", "version"):
+        from importlib.metadata import version
+
+        print(f"jaxcoll {version('jaxcoll')}")
+        return 0
+    by_name = {command.name: command for command in available()}
+    if args[0] not in by_name:
+        print(f"jaxcoll: no command {args[0]!r}. Commands: {', '.join(by_name)}.", file=sys.stderr)
+        return 2
+    warnings.simplefilter("default", UserWarning)
+    try:
+        return importlib.import_module(by_name[args[0]].module).main(args[1:])
+    except UsageError as error:
+        print(f"jaxcoll {args[0]}: {error}", file=sys.stderr)
+        return 2
+    except JaxcollError as error:
+        print(f"jaxcoll {args[0]}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader (head, less) has closed; nothing is left to be said.
+        sys.stderr.close()
+        return 141
+
+
+if __name__ == "__main__":
+    sys.exit(main())
