@@ -1,0 +1,68 @@
+"""Telemetry: the record of one edge, its store, and its exports."""
+
+from __future__ import annotations
+
+from jaxcoll.telemetry.diagnose import (
+    Diagnosis,
+    SlowHost,
+    SlowLink,
+    Straggler,
+    diagnose,
+    find_stragglers,
+    lateness,
+)
+from jaxcoll.telemetry.export import (
+    chrome_trace,
+    epoch_seconds,
+    prometheus,
+    read_jsonl,
+    write_event,
+    write_jsonl,
+)
+from jaxcoll.telemetry.matrix import Matrix, measurement_matrix
+from jaxcoll.telemetry.record import (
+    RECEIVER,
+    RECORD_DTYPE,
+    RECORD_SIZE,
+    SENDER,
+    Record,
+    Records,
+    as_records,
+    empty_records,
+    from_records,
+    to_record,
+)
+from jaxcoll.telemetry.store import Counts, Epoch, EpochId, Store, group_epochs
+
+__all__ = [
+    "RECEIVER",
+    "RECORD_DTYPE",
+    "RECORD_SIZE",
+    "SENDER",
+    "Counts",
+    "Diagnosis",
+    "Epoch",
+    "EpochId",
+    "Matrix",
+    "Record",
+    "Records",
+    "SlowHost",
+    "SlowLink",
+    "Store",
+    "Straggler",
+    "as_records",
+    "chrome_trace",
+    "diagnose",
+    "empty_records",
+    "epoch_seconds",
+    "find_stragglers",
+    "from_records",
+    "group_epochs",
+    "lateness",
+    "measurement_matrix",
+    "prometheus",
+    "read_jsonl",
+    "to_record",
+    "write_event",
+    "write_jsonl",
+]

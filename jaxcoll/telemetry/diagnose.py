@@ -1,0 +1,201 @@
+"""Who is slow: a late rank, a link between two ranks, or all that one host sends or receives.
+
+`transfer_ns` and `wait_ns` are kept apart by both ends of an edge, so no common clock is needed: a late rank makes its
+peers wait and leaves transfers alone, a slow link makes transfers long and nobody wait at the start.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from jaxcoll.telemetry.matrix import Matrix, measurement_matrix
+from jaxcoll.telemetry.record import RECEIVER, SENDER, Records
+from jaxcoll.telemetry.store import Epoch, group_epochs
+
+
+@dataclasses.dataclass(frozen=True)
+class Straggler:
+    """Rank `rank` came `late_ns` (median) after its peers, in `share` of the epochs."""
+
+    rank: int
+    late_ns: int
+    share: float
+
+    def text(self) -> str:
+        """One line for a log."""
+        return (
+            f"rank {self.rank} is late: {self.late_ns / 1e6:.1f} ms behind its peers in {self.share:.0%} of the epochs"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class SlowLink:
+    """The link `src` -> `dst` moves `throughput` bytes/s where its likes move `usual`."""
+
+    src: int
+    dst: int
+    throughput: float
+    usual: float
+
+    def text(self) -> str:
+        """One line for a log."""
+        return f"link {self.src}->{self.dst} is slow: {_rate(self.throughput)} against {_rate(self.usual)}"
+
+
+@dataclasses.dataclass(frozen=True)
+class SlowHost:
+    """All links of `host` in one direction ("outgoing" or "incoming") are slow: the host's own side is the cause."""
+
+    host: int
+    direction: str
+    throughput: float
+    usual: float
+
+    def text(self) -> str:
+        """One line for a log."""
+        usual = _rate(self.usual)
+        return f"host {self.host}: its {self.direction} direction is slow: {_rate(self.throughput)} against {usual}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Diagnosis:
+    """What the records blame; empty tuples where all is well."""
+
+    stragglers: tuple[Straggler, ...] = ()
+    hosts: tuple[SlowHost, ...] = ()
+    links: tuple[SlowLink, ...] = ()
+
+    def lines(self) -> list[str]:
+        """One line for each finding."""
+        return [finding.text() for finding in (*self.stragglers, *self.hosts, *self.links)]
+
+
+def _rate(value: float) -> str:
+    return f"{value / 1e9:.2f} GB/s" if value >= 1e8 else f"{value / 1e6:.2f} MB/s"
+
+
+def lateness(epoch: Epoch, nranks: int) -> npt.NDArray[np.int64]:
+    """How long after its peers each rank came to this epoch, ns, shape [nranks]; 0 where nothing shows it.
+
+    Two signals are free of what happened earlier in the schedule: a receiver's wait on an edge whose sender depends on
+    nothing received before, and a sender's wait for its receiver. The median over the peers keeps one odd peer out.
+    """
+    records = epoch.records
+    signals: list[list[int]] = [[] for _ in range(nranks)]
+    first_receive = _first_receive(records)
+    for row in records:
+        wait = int(row["wait_ns"])
+        if row["side"] == SENDER:
+            signals[int(row["dst"])].append(wait)
+        elif int(row["step"]) <= first_receive.get((int(row["graph"]), int(row["src"])), 1 << 30):
+            signals[int(row["src"])].append(wait)
+    return np.array([int(np.median(seen)) if seen else 0 for seen in signals], np.int64)
+
+
+def _first_receive(records: Records) -> dict[tuple[int, int], int]:
+    """The step of the first edge into each rank, by (graph, rank)."""
+    first: dict[tuple[int, int], int] = {}
+    for row in records[records["side"] == RECEIVER]:
+        key = (int(row["graph"]), int(row["dst"]))
+        first[key] = min(first.get(key, 1 << 30), int(row["step"]))
+    return first
+
+
+def find_stragglers(
+    epochs: Sequence[Epoch], nranks: int, least_ns: int = 1_000_000, factor: float = 0.25, share: float = 0.5
+) -> tuple[Straggler, ...]:
+    """Ranks late by `least_ns` and by `factor` of the median transfer time, in at least `share` of the epochs."""
+    if not epochs:
+        return ()
+    late = np.stack([lateness(epoch, nranks) for epoch in epochs])
+    usual = np.median(np.concatenate([epoch.receiver["transfer_ns"] for epoch in epochs])) if epochs else 0
+    # Lateness is relative: where everybody waits a little for everybody, nobody is late.
+    relative = late - np.median(late, axis=1, keepdims=True)
+    hit = relative >= max(least_ns, factor * float(usual))
+    found = [r for r in range(nranks) if hit[:, r].mean() >= share]
+    return tuple(
+        Straggler(r, int(np.median(relative[hit[:, r], r])), float(hit[:, r].mean()))
+        for r in sorted(found, key=lambda r: -float(np.median(relative[:, r])))
+    )
+
+
+def diagnose(
+    records: Records, nranks: int, drop: float = 0.2, hosts: Sequence[int] | None = None, least_late_ns: int = 1_000_000
+) -> Diagnosis:
+    """Stragglers, slow hosts by direction, and single slow links in `records`.
+
+    Args:
+        drop: how far below the usual throughput (same number of flows at the host) counts as slow.
+        hosts: host of each rank; default: every rank is a host.
+    """
+    stragglers = find_stragglers(group_epochs(records), nranks, least_late_ns)
+    host_of = np.arange(nranks) if hosts is None else np.asarray(hosts)
+    matrix = measurement_matrix(records, nranks)
+    slow_hosts = _slow_hosts(matrix, host_of, drop)
+    blamed = {(found.host, found.direction) for found in slow_hosts}
+    links = tuple(
+        SlowLink(a, b, matrix.throughput[a, b], usual)
+        for a, b, usual in _slow_pairs(matrix, drop)
+        if (int(host_of[a]), "outgoing") not in blamed and (int(host_of[b]), "incoming") not in blamed
+    )
+    return Diagnosis(stragglers, slow_hosts, links)
+
+
+def _slow_pairs(matrix: Matrix, drop: float) -> list[tuple[int, int, float]]:
+    """(src, dst, usual throughput) of the pairs below the usual one by more than `drop`."""
+    usual = _usual(matrix)
+    slow = (matrix.count > 0) & (matrix.throughput < usual * (1 - drop))
+    return [(int(a), int(b), usual) for a, b in zip(*np.nonzero(slow), strict=True)]
+
+
+def _usual(matrix: Matrix) -> float:
+    # The upper quartile: a pattern in which half of the flows cross a bad place still shows what the good ones do.
+    seen = matrix.throughput[matrix.count > 0]
+    return float(np.percentile(seen, 75)) if len(seen) else 0.0
+
+
+def _slow_hosts(matrix: Matrix, host_of: npt.NDArray[np.int64], drop: float) -> tuple[SlowHost, ...]:
+    usual = _usual(matrix)
+    seen = matrix.count > 0
+    slow = seen & (matrix.throughput < usual * (1 - drop))
+    unexplained = slow.copy()
+    found: list[SlowHost] = []
+    while unexplained.any():
+        best = max(_directions(host_of), key=lambda where: _evidence(where, slow, seen, unexplained, host_of))
+        evidence = _evidence(best, slow, seen, unexplained, host_of)
+        if evidence[0] <= 0:
+            break
+        mask = _mask(best, host_of) & seen
+        throughput = float(np.median(matrix.throughput[mask & slow]))
+        found.append(SlowHost(best[0], best[1], throughput, usual))
+        unexplained &= ~mask
+    return tuple(found)
+
+
+def _directions(host_of: npt.NDArray[np.int64]) -> list[tuple[int, str]]:
+    return [(int(h), direction) for h in np.unique(host_of) for direction in ("incoming", "outgoing")]
+
+
+def _mask(where: tuple[int, str], host_of: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    at_host = host_of == where[0]
+    mask = at_host[:, None] if where[1] == "outgoing" else at_host[None, :]
+    return np.broadcast_to(mask, (len(host_of), len(host_of))) & (host_of[:, None] != host_of[None, :])
+
+
+def _evidence(
+    where: tuple[int, str],
+    slow: npt.NDArray[np.bool_],
+    seen: npt.NDArray[np.bool_],
+    unexplained: npt.NDArray[np.bool_],
+    host_of: npt.NDArray[np.int64],
+) -> tuple[float, float]:
+    """(slow links newly explained, slow share of the direction); no evidence below two links or 3/4."""
+    mask = _mask(where, host_of)
+    total = int((mask & seen).sum())
+    share = float((mask & slow).sum()) / total if total else 0.0
+    new = int((mask & unexplained).sum())
+    return (float(new), share) if new >= 2 and share >= 0.75 else (0.0, share)

@@ -1,0 +1,172 @@
+"""Records out and in: JSON lines, Chrome/Perfetto trace events, Prometheus text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+
+from jaxcoll.errors import UsageError
+from jaxcoll.telemetry.record import FIELD_NAMES, RECEIVER, Record, Records, from_records, to_record
+from jaxcoll.telemetry.store import Counts, Epoch, group_epochs
+
+
+def write_jsonl(out: TextIO, records: Records) -> None:
+    """One JSON object a line, `{"type": "record", ...}` with the fields of `Record`."""
+    for row in records:
+        fields = {name: int(row[name]) for name in FIELD_NAMES}
+        out.write(json.dumps({"type": "record", **fields}, separators=(",", ":")) + "\n")
+
+
+def write_event(out: TextIO, kind: str, fields: Mapping[str, Any]) -> None:
+    """One line of another type (a set, a decision), which `read_jsonl` hands back as it is."""
+    if kind == "record":
+        raise UsageError("write records with write_jsonl; write_event is for the other lines")
+    out.write(json.dumps({"type": kind, **fields}, separators=(",", ":")) + "\n")
+
+
+def read_jsonl(source: TextIO | Path | str) -> tuple[Records, list[dict[str, Any]]]:
+    """The records and, in order, the other lines of a file written by `write_jsonl` and `write_event`.
+
+    UsageError names the line that is no JSON object, lacks a field, or holds a value that is out of range.
+    """
+    if isinstance(source, (str, Path)):
+        with open(source, encoding="utf-8") as handle:
+            return read_jsonl(handle)
+    records: list[Record] = []
+    events: list[dict[str, Any]] = []
+    for number, line in enumerate(source, 1):
+        if not line.strip():
+            continue
+        entry = _parse(line, number)
+        if entry.get("type") == "record":
+            records.append(_record(entry, number))
+        else:
+            events.append(entry)
+    try:
+        return from_records(records), events
+    except (OverflowError, ValueError) as error:
+        raise UsageError(f"a record holds a value that its field can't hold ({error}); the file is damaged") from None
+
+
+def _parse(line: str, number: int) -> dict[str, Any]:
+    try:
+        entry = json.loads(line)
+    except ValueError as error:
+        raise UsageError(
+            f"line {number} is no JSON ({error}); a run that was killed may have cut its last line"
+        ) from None
+    if not isinstance(entry, dict):
+        raise UsageError(f"line {number} is {type(entry).__name__}, but every line must be a JSON object")
+    return entry
+
+
+def _record(entry: Mapping[str, Any], number: int) -> Record:
+    missing = [name for name in FIELD_NAMES if not isinstance(entry.get(name), int)]
+    if missing:
+        raise UsageError(f"line {number}: a record needs whole numbers for {', '.join(missing)}")
+    return Record(**{name: entry[name] for name in FIELD_NAMES})
+
+
+def chrome_trace(records: Records) -> dict[str, Any]:
+    """Trace events for chrome://tracing or ui.perfetto.dev: a process per rank, a thread per graph and side.
+
+    Waiting and transferring are two slices of one edge; times are microseconds since the first record.
+    """
+    events: list[dict[str, Any]] = []
+    origin = int(records["start_ns"].min()) if len(records) else 0
+    tracks: set[tuple[int, int]] = set()
+    for record in map(to_record, records):
+        rank = record.dst if record.side == RECEIVER else record.src
+        track = record.graph * 2 + record.side
+        tracks.add((rank, track))
+        begin = (record.start_ns - origin) / 1e3
+        common = {"ph": "X", "pid": rank, "tid": track, "cat": "edge"}
+        args = {"bytes": record.bytes, "step": record.step, "program": record.program, "version": record.version}
+        args |= {"launch": record.launch, "index": record.index, "site": f"{record.site:#x}"}
+        name = f"{record.src}->{record.dst}"
+        if record.wait_ns:
+            events.append({**common, "name": f"wait {name}", "ts": begin, "dur": record.wait_ns / 1e3, "args": args})
+        start = begin + record.wait_ns / 1e3
+        events.append({**common, "name": name, "ts": start, "dur": record.transfer_ns / 1e3, "args": args})
+    for rank in sorted({rank for rank, _ in tracks}):
+        events.append({"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}})
+    for rank, track in sorted(tracks):
+        name = f"graph {track // 2} {'receive' if track % 2 == RECEIVER else 'send'}"
+        events.append({"ph": "M", "name": "thread_name", "pid": rank, "tid": track, "args": {"name": name}})
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def epoch_seconds(epoch: Epoch) -> float:
+    """Seconds that this execution took, told from the receivers' own clocks; time spent waiting for a late rank is out.
+
+    A rank's time runs from when it was ready until its last byte came; what it waited for the latest rank shows on the
+    edges of senders that depend on nothing, and is taken off. The slowest rank counts.
+    """
+    rows = epoch.receiver
+    if not len(rows):
+        return 0.0
+    end = (rows["start_ns"] + rows["wait_ns"] + rows["transfer_ns"]).astype(np.int64)
+    begin = rows["start_ns"].astype(np.int64)
+    first = rows["step"] == rows["step"].min()
+    longest = 0
+    for rank in np.unique(rows["dst"]):
+        mine = rows["dst"] == rank
+        idle = rows["wait_ns"][mine & first]
+        late = int(idle.max()) if len(idle) else 0
+        longest = max(longest, int(end[mine].max() - begin[mine].min()) - late)
+    return longest / 1e9
+
+
+def prometheus(records: Records, nranks: int, counts: Counts | None = None, collective: str = "unknown") -> str:
+    """Prometheus text exposition; NCCL Inspector's metric names where the meaning is the same, `jaxcoll_` elsewhere."""
+    from jaxcoll.telemetry.matrix import measurement_matrix
+
+    matrix = measurement_matrix(records, nranks)
+    lines: list[str] = []
+    pairs = [(a, b) for a in range(nranks) for b in range(nranks) if matrix.count[a, b]]
+    speeds = [(_labels(rank=a, peer=b), matrix.throughput[a, b] / 1e9) for a, b in pairs]
+    _metric(lines, "nccl_p2p_bus_bandwidth_gbs", "gauge", "Median throughput of a pair of ranks, GB/s.", speeds)
+    waits = [(_labels(rank=b, peer=a), matrix.wait_ns[a, b] / 1e3) for a, b in pairs]
+    _metric(lines, "jaxcoll_wait_us", "gauge", "Median time that rank waited for peer, microseconds.", waits)
+    volume = [(_labels(rank=a, peer=b), float(matrix.bytes[a, b])) for a, b in pairs]
+    _metric(lines, "jaxcoll_edge_bytes_total", "counter", "Bytes that rank sent to peer.", volume)
+    _collective_metrics(lines, records, nranks, collective)
+    if counts is not None:
+        for name, value in vars(counts).items():
+            text = f"Telemetry records {name}."
+            _metric(lines, f"jaxcoll_telemetry_records_{name}_total", "counter", text, [("", float(value))])
+    return "\n".join(lines) + "\n"
+
+
+def _collective_metrics(lines: list[str], records: Records, nranks: int, collective: str) -> None:
+    by_set: dict[tuple[int, int], list[Epoch]] = {}
+    for epoch in group_epochs(records):
+        by_set.setdefault((epoch.id[0], epoch.program), []).append(epoch)
+    times: list[tuple[str, float]] = []
+    speeds: list[tuple[str, float]] = []
+    for (comm, program), epochs in sorted(by_set.items()):
+        labels = _labels(comm=f"{comm:#x}", program=program, coll=collective, n_ranks=nranks)
+        seconds = float(np.median([epoch_seconds(epoch) for epoch in epochs]))
+        received = float(np.median([int(epoch.receiver["bytes"].sum()) for epoch in epochs])) / max(1, nranks)
+        times.append((labels, seconds * 1e6))
+        speeds.append((labels, received / seconds / 1e9 if seconds else 0.0))
+    _metric(lines, "nccl_collective_exec_time_microseconds", "gauge", "Median time of an execution.", times)
+    _metric(lines, "nccl_bus_bandwidth_gbs", "gauge", "Bytes that a rank received, by time, GB/s.", speeds)
+
+
+def _labels(**labels: object) -> str:
+    return "{" + ",".join(f'{name}="{_escape(str(value))}"' for name, value in labels.items()) + "}"
+
+
+def _escape(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _metric(lines: list[str], name: str, kind: str, text: str, values: Iterable[tuple[str, float]]) -> None:
+    lines.append(f"# HELP {name} {text}")
+    lines.append(f"# TYPE {name} {kind}")
+    lines.extend(f"{name}{labels} {value:.9g}" for labels, value in values)

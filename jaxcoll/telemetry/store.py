@@ -1,0 +1,153 @@
+"""Keeps record batches, cuts them into epochs, and hands complete epochs to whoever tunes."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import threading
+from collections.abc import Hashable, Mapping
+
+import numpy as np
+
+from jaxcoll.errors import UsageError
+from jaxcoll.telemetry.record import RECEIVER, Records, as_records, empty_records
+
+EpochId = tuple[int, int, int, int]
+"""(comm, site, launch, index): one execution of one call site."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Epoch:
+    """All records known of one execution, with the table version and the program that it ran."""
+
+    id: EpochId
+    program: int
+    version: int
+    records: Records
+
+    @property
+    def receiver(self) -> Records:
+        """The receivers' records: one per edge."""
+        return self.records[self.records["side"] == RECEIVER]
+
+
+@dataclasses.dataclass(frozen=True)
+class Counts:
+    """What went through a store: `dropped` was lost before it, `overwritten` and `incomplete` in it."""
+
+    pushed: int = 0
+    dropped: int = 0
+    overwritten: int = 0
+    incomplete: int = 0
+
+
+def group_epochs(records: Records) -> list[Epoch]:
+    """Cuts records into epochs, in the order in which they started; the order of records inside an epoch is kept."""
+    if not len(records):
+        return []
+    ids = np.stack([records[name].astype(np.int64, copy=False).view(np.int64) for name in ("comm", "site", "launch")])
+    keys = np.concatenate([ids, records["index"].astype(np.int64)[None]])
+    _, first, inverse = np.unique(keys, axis=1, return_index=True, return_inverse=True)
+    inverse = inverse.reshape(-1)
+    order = np.argsort(inverse, kind="stable")
+    pieces = np.split(order, np.cumsum(np.bincount(inverse, minlength=len(first)))[:-1])
+    epochs = [_epoch(records[piece]) for piece in pieces]
+    return sorted(epochs, key=lambda epoch: (int(epoch.records["start_ns"].min()), epoch.id))
+
+
+def _epoch(records: Records) -> Epoch:
+    head = records[0]
+    return Epoch(
+        id=(int(head["comm"]), int(head["site"]), int(head["launch"]), int(head["index"])),
+        program=int(head["program"]),
+        version=int(head["version"]),
+        records=records,
+    )
+
+
+class Store:
+    """A ring of record batches, safe to push to from one thread and to read from another.
+
+    Args:
+        capacity: records kept for `recent()`; the oldest batches go first, and are counted.
+        patience: an epoch that lacks records is given up when so many newer ones of its set are complete.
+    """
+
+    def __init__(self, capacity: int = 1_000_000, patience: int = 64):
+        if capacity < 1 or patience < 1:
+            raise UsageError(f"a store needs capacity and patience of at least 1, got {capacity} and {patience}")
+        self._capacity = capacity
+        self._patience = patience
+        self._lock = threading.Lock()
+        self._batches: collections.deque[Records] = collections.deque()
+        self._kept = 0
+        self._pushed = self._dropped = self._overwritten = self._incomplete = 0
+        self._keys: dict[tuple[int, int], Hashable] = {}
+        self._pending: dict[Hashable, dict[EpochId, list[Records]]] = {}
+
+    def bind(self, comm: int, site: int, key: Hashable) -> None:
+        """Says which schedule set the call site `site` of communicator `comm` belongs to (default: `(comm, site)`)."""
+        with self._lock:
+            self._keys[(comm, site)] = key
+
+    def push(self, batch: bytes | Records, dropped: int = 0) -> None:
+        """Adds a batch (copied), and the number of records that were lost before it."""
+        records = as_records(batch).copy()
+        records.flags.writeable = False
+        epochs = group_epochs(records)
+        with self._lock:
+            self._pushed += len(records)
+            self._dropped += dropped
+            self._remember(records)
+            for epoch in epochs:
+                key = self._keys.get(epoch.id[:2], epoch.id[:2])
+                self._pending.setdefault(key, {}).setdefault(epoch.id, []).append(epoch.records)
+
+    def _remember(self, records: Records) -> None:
+        self._batches.append(records)
+        self._kept += len(records)
+        while self._kept > self._capacity and len(self._batches) > 1:
+            lost = self._batches.popleft()
+            self._kept -= len(lost)
+            self._overwritten += len(lost)
+
+    def keys(self) -> list[Hashable]:
+        """The sets of which records wait to be taken."""
+        with self._lock:
+            return [key for key, waiting in self._pending.items() if waiting]
+
+    def take(self, key: Hashable, expected: Mapping[int, int]) -> list[Epoch]:
+        """Removes and returns the complete epochs of set `key`, oldest first.
+
+        Args:
+            expected: receiver records per epoch by program; a program that is not named is complete with any record.
+        """
+        with self._lock:
+            waiting = self._pending.get(key, {})
+            whole = {id_: np.concatenate(parts) for id_, parts in waiting.items()}
+            done = [_epoch(records) for records in whole.values() if _complete(records, expected)]
+            for epoch in done:
+                del waiting[epoch.id]
+            self._give_up(waiting, len(done))
+        return sorted(done, key=lambda epoch: (int(epoch.records["start_ns"].min()), epoch.id))
+
+    def _give_up(self, waiting: dict[EpochId, list[Records]], completed: int) -> None:
+        # Insertion order is arrival order: what still lacks records while many newer epochs are whole has lost them.
+        excess = len(waiting) - self._patience if completed else len(waiting) - 4 * self._patience
+        for id_ in list(waiting)[: max(0, excess)]:
+            self._incomplete += sum(len(part) for part in waiting.pop(id_))
+
+    def recent(self) -> Records:
+        """All records still in the ring, oldest first."""
+        with self._lock:
+            return np.concatenate(self._batches) if self._batches else empty_records()
+
+    def counts(self) -> Counts:
+        """How many records came, were dropped before, overwritten, or given up as incomplete epochs."""
+        with self._lock:
+            return Counts(self._pushed, self._dropped, self._overwritten, self._incomplete)
+
+
+def _complete(records: Records, expected: Mapping[int, int]) -> bool:
+    want = expected.get(int(records["program"][0]), 1)
+    return int(np.count_nonzero(records["side"] == RECEIVER)) >= want

@@ -1,0 +1,205 @@
+"""The record's layout, the store, the exporters."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+
+import numpy as np
+import pytest
+
+from jaxcoll import telemetry
+from jaxcoll.errors import UsageError
+from jaxcoll.telemetry import RECEIVER, SENDER
+
+
+def make(**fields: int) -> telemetry.Record:
+    base = dict.fromkeys(telemetry.RECORD_DTYPE.names, 0) | {"bytes": 1000, "transfer_ns": 1000, "start_ns": 10}
+    return telemetry.Record(**(base | fields))
+
+
+def test_layout_is_the_native_one() -> None:
+    offsets = {name: telemetry.RECORD_DTYPE.fields[name][1] for name in telemetry.RECORD_DTYPE.names}
+    assert telemetry.RECORD_DTYPE.itemsize == 80
+    assert offsets == {
+        "comm": 0, "launch": 8, "site": 16, "start_ns": 24, "transfer_ns": 32, "wait_ns": 40, "bytes": 48,
+        "index": 56, "version": 60, "program": 64, "graph": 68, "step": 70, "src": 72, "dst": 74, "side": 76,
+    }  # fmt: skip
+    assert telemetry.RECORD_DTYPE["launch"] == np.dtype("<i8")
+
+
+def test_bytes_round_trip_and_a_cut_buffer_is_told() -> None:
+    records = telemetry.from_records([make(launch=-3, site=2**63, src=4, dst=5)])
+    again = telemetry.as_records(records.tobytes())
+    assert telemetry.to_record(again[0]) == telemetry.to_record(records[0])
+    with pytest.raises(UsageError, match="80-byte"):
+        telemetry.as_records(records.tobytes()[:-1])
+
+
+def test_epochs_are_cut_by_site_launch_and_index() -> None:
+    rows = [
+        make(site=2**63 + s, launch=n, index=i, start_ns=100 - n, src=k)
+        for s in (0, 1)
+        for n in (0, 1)
+        for i in (0, 1)
+        for k in (0, 1)
+    ]
+    epochs = telemetry.group_epochs(telemetry.from_records(rows))
+    assert len(epochs) == 8
+    assert all(len(epoch.records) == 2 for epoch in epochs)
+    assert epochs[0].id[2] == 1, "the epoch that started first comes first"
+    assert epochs[0].id[1] >= 2**63
+
+
+def test_store_waits_for_all_edges_of_an_epoch() -> None:
+    store = telemetry.Store()
+    store.bind(7, 1, "set")
+    store.push(telemetry.from_records([make(comm=7, site=1, dst=0), make(comm=7, site=1, dst=0, side=SENDER)]))
+    assert store.take("set", {0: 2}) == []
+    store.push(telemetry.from_records([make(comm=7, site=1, dst=1)]))
+    (epoch,) = store.take("set", {0: 2})
+    assert len(epoch.records) == 3
+    assert len(epoch.receiver) == 2
+    assert store.take("set", {0: 2}) == []
+    assert store.keys() == []
+
+
+def test_store_counts_what_it_loses() -> None:
+    store = telemetry.Store(capacity=5, patience=2)
+    for index in range(10):
+        store.push(telemetry.from_records([make(index=index), make(index=index, dst=1)]), dropped=1)
+    assert store.counts().pushed == 20
+    assert store.counts().dropped == 10
+    assert len(store.recent()) <= 5
+    assert store.counts().overwritten == 20 - len(store.recent())
+    store.push(telemetry.from_records([make(index=99), make(index=99, dst=1), make(index=99, dst=2)]))
+    assert [epoch.id[3] for epoch in store.take((0, 0), {0: 3})] == [99]
+    assert store.counts().incomplete == 16, "8 of the 10 epochs that lack an edge are given up, 2 may still come"
+
+
+def test_store_takes_pushes_from_threads() -> None:
+    store = telemetry.Store()
+
+    def push(launch: int) -> None:
+        for index in range(50):
+            store.push(telemetry.from_records([make(launch=launch, index=index)]))
+
+    threads = [threading.Thread(target=push, args=(launch,)) for launch in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(store.take((0, 0), {})) == 200
+
+
+def test_jsonl_round_trip_with_events() -> None:
+    records = telemetry.from_records([make(launch=-1, wait_ns=2**63), make(dst=3)])
+    out = io.StringIO()
+    telemetry.write_event(out, "set", {"name": "x"})
+    telemetry.write_jsonl(out, records)
+    again, events = telemetry.read_jsonl(io.StringIO(out.getvalue()))
+    assert again.tobytes() == records.tobytes()
+    assert events == [{"type": "set", "name": "x"}]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"type":"record","comm":1}\n', "line 1: a record needs whole numbers for launch"),
+        ("\n{nonsense\n", "line 2 is no JSON"),
+        ("[1]\n", "must be a JSON object"),
+    ],
+)
+def test_jsonl_names_the_bad_line(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        telemetry.read_jsonl(io.StringIO(text))
+
+
+def test_jsonl_out_of_range_value() -> None:
+    out = io.StringIO()
+    telemetry.write_jsonl(out, telemetry.from_records([make()]))
+    with pytest.raises(UsageError, match="can't hold"):
+        telemetry.read_jsonl(io.StringIO(out.getvalue().replace('"graph":0', '"graph":70000')))
+
+
+def test_trace_shows_waiting_and_transfer_one_after_the_other() -> None:
+    trace = telemetry.chrome_trace(telemetry.from_records([make(src=1, dst=2, start_ns=5000, wait_ns=2000)]))
+    slices = [event for event in json.loads(json.dumps(trace))["traceEvents"] if event["ph"] == "X"]
+    assert [(event["name"], event["ts"], event["dur"], event["pid"]) for event in slices] == [
+        ("wait 1->2", 0.0, 2.0, 2),
+        ("1->2", 2.0, 1.0, 2),
+    ]
+
+
+def test_prometheus_text() -> None:
+    rows = [make(src=0, dst=1, bytes=2000, start_ns=0), make(src=1, dst=0, bytes=1000, start_ns=0)]
+    text = telemetry.prometheus(telemetry.from_records(rows), 2, telemetry.Counts(pushed=2), collective="AllReduce")
+    assert 'nccl_p2p_bus_bandwidth_gbs{rank="0",peer="1"} 2\n' in text
+    assert 'nccl_bus_bandwidth_gbs{comm="0x0",program="0",coll="AllReduce",n_ranks="2"} 1.5\n' in text
+    assert "jaxcoll_telemetry_records_pushed_total 2\n" in text
+    names = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
+    assert len(names) == len(set(names))
+
+
+def test_matrix_holds_medians_of_receivers() -> None:
+    rows = [make(src=0, dst=1, transfer_ns=t) for t in (1000, 2000, 4000)] + [
+        make(src=0, dst=1, side=SENDER, transfer_ns=9)
+    ]
+    matrix = telemetry.measurement_matrix(telemetry.from_records(rows), 2)
+    assert matrix.throughput[0, 1] == pytest.approx(0.5e9)
+    assert matrix.count[0, 1] == 3
+    assert np.isnan(matrix.throughput[1, 0])
+    with pytest.raises(UsageError, match="rank 1"):
+        telemetry.measurement_matrix(telemetry.from_records(rows), 1)
+
+
+def exchange(
+    n: int, late: dict[int, int], slow: dict[tuple[int, int], float], launch: int = 0
+) -> list[telemetry.Record]:
+    """Everybody sends to everybody at once; rank r comes late[r] ns late, pair (a, b) is slow by a factor."""
+    rows = []
+    for a in range(n):
+        for b in range(n):
+            if a != b:
+                behind = late.get(a, 0) - late.get(b, 0)
+                took = int(4_000_000 * slow.get((a, b), 1.0))
+                common = {"src": a, "dst": b, "bytes": 4_000_000, "transfer_ns": took, "launch": launch}
+                rows.append(make(**common, side=RECEIVER, start_ns=late.get(b, 0), wait_ns=max(0, behind)))
+                rows.append(make(**common, side=SENDER, start_ns=late.get(a, 0), wait_ns=max(0, -behind)))
+    return rows
+
+
+def test_a_late_rank_is_no_slow_link() -> None:
+    rows = [row for launch in range(6) for row in exchange(5, {3: 50_000_000}, {}, launch)]
+    found = telemetry.diagnose(telemetry.from_records(rows), 5)
+    assert [straggler.rank for straggler in found.stragglers] == [3]
+    assert found.stragglers[0].late_ns == pytest.approx(50e6, rel=0.05)
+    assert not found.links
+    assert not found.hosts
+    seconds = telemetry.epoch_seconds(
+        telemetry.group_epochs(telemetry.from_records(exchange(5, {3: 50_000_000}, {})))[0]
+    )
+    assert seconds == pytest.approx(0.004, rel=0.01), "the collective's own time has no lateness in it"
+
+
+def test_a_slow_link_is_no_late_rank() -> None:
+    rows = [row for launch in range(6) for row in exchange(5, {}, {(1, 4): 3.0}, launch)]
+    found = telemetry.diagnose(telemetry.from_records(rows), 5)
+    assert not found.stragglers
+    assert not found.hosts
+    assert [(link.src, link.dst) for link in found.links] == [(1, 4)]
+    assert found.links[0].throughput == pytest.approx(1e9 / 3, rel=0.01)
+
+
+@pytest.mark.parametrize("direction", ["outgoing", "incoming"])
+def test_a_host_direction_is_told(direction: str) -> None:
+    slow = {((2, b) if direction == "outgoing" else (b, 2)): 2.0 for b in range(5) if b != 2}
+    found = telemetry.diagnose(telemetry.from_records(exchange(5, {}, slow)), 5)
+    assert [(host.host, host.direction) for host in found.hosts] == [(2, direction)]
+    assert not found.links
+    assert found.lines() == [f"host 2: its {direction} direction is slow: 0.50 GB/s against 1.00 GB/s"]
+
+
+def test_quiet_network_gives_no_finding() -> None:
+    assert telemetry.diagnose(telemetry.from_records(exchange(6, {}, {})), 6) == telemetry.Diagnosis()
