@@ -1,0 +1,155 @@
+"""The array form of a topology that the AllToAll solvers work on, and its symmetry classes.
+
+Ranks are nodes 0..ranks-1, switches follow. An arc is a directed link; parallel links are merged by the topology.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxcoll.errors import SynthesisError
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Net:
+    """A directed capacitated graph. `tail`, `head`: int64 [arcs]; `capacity`: exact, one a directed arc, in the topology's unit."""
+
+    ranks: int
+    nodes: int
+    tail: IntArray
+    head: IntArray
+    capacity: tuple[Fraction, ...]
+    names: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def arcs(self) -> int:
+        return len(self.capacity)
+
+    @cached_property
+    def cap(self) -> FloatArray:
+        """Capacities as float64 [arcs]."""
+        return np.array([float(c) for c in self.capacity])
+
+    @cached_property
+    def arc_index(self) -> dict[tuple[int, int], int]:
+        """(tail, head) -> arc."""
+        return {(int(u), int(v)): a for a, (u, v) in enumerate(zip(self.tail, self.head, strict=True))}
+
+    def name(self, node: int) -> str:
+        return self.names[node] if self.names else str(node)
+
+    @staticmethod
+    def from_arcs(ranks: int, nodes: int, arcs: Iterable[tuple[int, int, Any]], names: Iterable[str] = ()) -> Net:
+        """Build from (tail, head, capacity) triples; equal (tail, head) pairs add up."""
+        total: dict[tuple[int, int], Fraction] = {}
+        for u, v, c in arcs:
+            total[u, v] = total.get((u, v), Fraction(0)) + Fraction(c)
+        keys = sorted(total)
+        ends = np.array(keys, dtype=np.int64).reshape(-1, 2)
+        return Net(ranks, nodes, ends[:, 0].copy(), ends[:, 1].copy(), tuple(total[k] for k in keys), tuple(names))
+
+    @staticmethod
+    def from_topology(topology: Any) -> Net:
+        """Number the topology's nodes, ranks first in rank order."""
+        if isinstance(topology, Net):
+            return topology
+        order = [*topology.ranks, *topology.switches]
+        index = {node: i for i, node in enumerate(order)}
+        arcs = ((index[u], index[v], c) for (u, v), c in topology.links.items())
+        return Net.from_arcs(len(topology.ranks), len(order), arcs, (str(node) for node in order))
+
+    def check_reachable(self) -> None:
+        """Raise SynthesisError naming two ranks when one cannot reach the other."""
+        for tail, head, forward in ((self.tail, self.head, True), (self.head, self.tail, False)):
+            seen = np.zeros(self.nodes, dtype=bool)
+            seen[0] = True
+            while True:
+                new = head[seen[tail]]
+                if seen[new].all():
+                    break
+                seen[new] = True
+            lost = np.flatnonzero(~seen[: self.ranks])
+            if len(lost):
+                pair = (0, int(lost[0])) if forward else (int(lost[0]), 0)
+                raise SynthesisError(
+                    f"no path from rank {self.name(pair[0])} to rank {self.name(pair[1])}: an all_to_all needs a path "
+                    "between every two ranks; add a link or leave the rank out of the topology"
+                )
+
+
+@dataclass(frozen=True)
+class Symmetry:
+    """Classes of ranks and arcs that the network's structure cannot tell apart.
+
+    `arc_class`: int64 [arcs]; `arc_count`: members a class; `reps`: one source rank a class; `rep_class`: class of every rank, int64 [ranks];
+    `rank_count`: members a rank class. The all-to-all LP has an optimum that is constant on the classes of an automorphism group (average any
+    optimum over the group), so one source a class and one capacity row an arc class are enough.
+    """
+
+    arc_class: IntArray
+    arc_count: IntArray
+    reps: IntArray
+    rank_class: IntArray
+    rank_count: IntArray
+
+    @property
+    def trivial(self) -> bool:
+        return len(self.reps) == len(self.rank_class)
+
+
+def no_symmetry(net: Net) -> Symmetry:
+    """Every rank and every arc alone in its class."""
+    ranks, arcs = np.arange(net.ranks), np.arange(net.arcs)
+    return Symmetry(arcs, np.ones(net.arcs, np.int64), ranks, ranks, np.ones(net.ranks, np.int64))
+
+
+def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """A 64-bit finaliser: spreads every input bit over the word, so that sums of mixed colours act as multiset hashes."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def refine(net: Net, individual: int | None = None) -> tuple[IntArray, IntArray]:
+    """Colour refinement (1-dimensional Weisfeiler-Leman) over capacities, in both directions: (node colours [nodes], arc colours [arcs]).
+
+    Nodes of different colours are in different orbits; the converse holds on the usual networks and is checked by the solver, not assumed.
+    `individual` gives one node a colour of its own first.
+    """
+    _, cap = np.unique(np.array([hash(c) for c in net.capacity], dtype=np.int64), return_inverse=True)
+    cap_key = _mix(cap.astype(np.uint64) + np.uint64(0x9E37))
+    colour = (np.arange(net.nodes) >= net.ranks).astype(np.int64)
+    if individual is not None:
+        colour[individual] = 2
+    count = len(np.unique(colour))
+    for _ in range(net.nodes):
+        key = _mix(colour.astype(np.uint64) + np.uint64(1))
+        sums = np.zeros(net.nodes, np.uint64)
+        np.add.at(sums, net.head, _mix(key[net.tail] ^ cap_key))
+        out = np.zeros(net.nodes, np.uint64)
+        np.add.at(out, net.tail, _mix(key[net.head] + cap_key))
+        _, colour = np.unique(_mix(_mix(key + sums) ^ out), return_inverse=True)
+        if colour.max() + 1 == count:
+            break
+        count = int(colour.max()) + 1
+    triple = (colour[net.tail] * count + colour[net.head]) * (int(cap.max()) + 1 if len(cap) else 1) + cap
+    return colour, np.unique(triple, return_inverse=True)[1]
+
+
+def symmetry(net: Net) -> Symmetry:
+    """The classes that colour refinement finds."""
+    colour, arc_class = refine(net)
+    _, reps, rank_class, count = np.unique(
+        colour[: net.ranks], return_index=True, return_inverse=True, return_counts=True
+    )
+    return Symmetry(arc_class, np.bincount(arc_class), reps, rank_class, count)

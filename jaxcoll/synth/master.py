@@ -1,0 +1,88 @@
+"""The restricted master problem (1)-(4) of MCCL 4.2 on HiGHS, over symmetry classes.
+
+    max z   s.t.   sum of x over the trees of class c  - z >= 0    for every source class c          (dual alpha_c)
+                   sum of beta * x over all trees          <= 1    for every arc class                 (dual pi)
+
+The capacity rows are divided by the class's capacity, so beta is a utilisation and the rows are of one size. With every rank and arc
+alone in its class this is the paper's master, row for row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import highspy
+import numpy as np
+
+from jaxcoll.errors import SynthesisError
+from jaxcoll.synth.alltoall_net import FloatArray, IntArray
+
+
+@dataclass(frozen=True)
+class MasterSolution:
+    """`rate`: z. `price`: duals of the capacity rows, float64 [arc classes], >= 0. `worth`: alpha_c, float64 [source classes]. `value`: x, float64 [columns]."""
+
+    rate: float
+    price: FloatArray
+    worth: FloatArray
+    value: FloatArray
+
+
+class RestrictedMaster:
+    """Holds one HiGHS model; the basis stays between solves, so adding columns costs a few simplex pivots."""
+
+    def __init__(self, sources: int, arcs: int, threads: int | None = None):
+        self._sources = sources
+        self._columns = 0
+        h = highspy.Highs()
+        h.silent()
+        # A restart of presolve would throw the basis away; primal simplex continues where added columns left it.
+        for key, value in (("presolve", "off"), ("solver", "simplex"), ("simplex_strategy", 4), ("threads", threads or 1)):
+            h.setOptionValue(key, value)
+        lp = highspy.HighsLp()
+        lp.num_col_, lp.num_row_ = 1, sources + arcs
+        lp.col_cost_, lp.col_lower_, lp.col_upper_ = np.ones(1), np.zeros(1), np.full(1, np.inf)
+        lp.row_lower_ = np.concatenate([np.zeros(sources), np.full(arcs, -np.inf)])
+        lp.row_upper_ = np.concatenate([np.full(sources, np.inf), np.ones(arcs)])
+        lp.sense_ = highspy.ObjSense.kMaximize
+        lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
+        lp.a_matrix_.start_ = np.array([0, sources])
+        lp.a_matrix_.index_, lp.a_matrix_.value_ = np.arange(sources), -np.ones(sources)
+        h.passModel(lp)
+        self._h = h
+
+    @property
+    def columns(self) -> int:
+        return self._columns
+
+    def add(self, source: IntArray, load: FloatArray) -> None:
+        """Add trees: `source` int64 [k], the class of each; `load` float64 [arc classes, k], share of every class's capacity taken per unit."""
+        k = len(source)
+        rows, cols = np.nonzero(load.T)[::-1]
+        count = np.bincount(cols, minlength=k) + 1
+        start = np.concatenate([[0], np.cumsum(count)[:-1]])
+        index = np.empty(int(count.sum()), np.int32)
+        value = np.empty(len(index))
+        index[start], value[start] = source, 1.0
+        rest = np.ones(len(index), dtype=bool)
+        rest[start] = False
+        index[rest], value[rest] = rows + self._sources, load[rows, cols]
+        zero, inf = np.zeros(k), np.full(k, np.inf)
+        self._h.addCols(k, zero, zero, inf, len(index), start.astype(np.int32), index, value)
+        self._columns += k
+
+    def solve(self, time_limit: float | None = None) -> MasterSolution | None:
+        """The optimum over the columns so far; None when `time_limit` (seconds) ran out first."""
+        if time_limit is not None:
+            self._h.setOptionValue("time_limit", self._h.getRunTime() + max(time_limit, 0.01))
+        self._h.run()
+        status = self._h.getModelStatus()
+        if status == highspy.HighsModelStatus.kTimeLimit:
+            return None
+        if status != highspy.HighsModelStatus.kOptimal:
+            raise SynthesisError(f"the master problem ended as {self._h.modelStatusToString(status)}: capacities that differ by more than 10^9 are a likely cause")
+        solution = self._h.getSolution()
+        price = np.abs(np.array(solution.row_dual[self._sources :]))
+        value = np.array(solution.col_value)
+        worth = np.abs(np.array(solution.row_dual[: self._sources]))
+        return MasterSolution(float(value[0]), price, worth, value[1:])

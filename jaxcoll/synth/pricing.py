@@ -1,0 +1,135 @@
+"""Shortest-path trees over the time-expanded network, for many sources at once.
+
+A chunk crosses any number of switches within one step and may wait at ranks only (MCCL 4.2). One step is therefore: relax the arcs into
+switches until nothing improves, then relax the arcs into ranks once. All sources are relaxed together, as matrix operations over [heads, sources].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxcoll.synth.alltoall_net import FloatArray, IntArray, Net
+
+Int32Array = NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class _Heads:
+    """Arcs grouped by head: heads sorted by in-degree, falling, so that the k-th arcs of all heads that have one are a prefix."""
+
+    nodes: IntArray
+    arcs: tuple[IntArray, ...]
+
+    @staticmethod
+    def of(net: Net, arcs: IntArray) -> _Heads:
+        order = arcs[np.argsort(net.head[arcs], kind="stable")]
+        nodes, start, degree = np.unique(net.head[order], return_index=True, return_counts=True)
+        by_degree = np.argsort(-degree, kind="stable")
+        start, degree = start[by_degree], degree[by_degree]
+        kth = tuple(order[start[degree > k] + k] for k in range(int(degree.max(initial=0))))
+        return _Heads(nodes[by_degree], kth)
+
+
+@dataclass(frozen=True)
+class Forest:
+    """Shortest-path trees of `sources` (int64 [S]). `dist`: float64 [nodes, S], inf where unreachable within the steps."""
+
+    net: Net
+    sources: IntArray
+    dist: FloatArray
+    layers: tuple[tuple[IntArray, Int32Array], ...]
+    """(row of every node or -1, arc by which a head was improved or -1 [rows, S]), in the order of relaxation."""
+
+    def total(self) -> FloatArray:
+        """Sum of the distances to all ranks, float64 [S]."""
+        return self.dist[: self.net.ranks].sum(axis=0)
+
+    def arc_loads(self, demand: FloatArray | None = None) -> FloatArray:
+        """Units on every arc, float64 [arcs, S], when `demand` [ranks, S] units (default: one) go from the source to every other rank."""
+        net, count = self.net, len(self.sources)
+        load = np.zeros((net.arcs, count))
+        units = np.zeros((net.nodes, count))
+        units[: net.ranks] = 1.0 if demand is None else demand
+        units[self.sources, np.arange(count)] = 0.0
+        for row, pred in reversed(self.layers):
+            heads = np.flatnonzero(row >= 0)
+            rows, cols = np.nonzero((pred[row[heads]] >= 0) & (units[heads] > 0))
+            nodes = heads[rows]
+            arcs, moved = pred[row[nodes], cols], units[nodes, cols]
+            units[nodes, cols] = 0.0
+            load += np.bincount(arcs * count + cols, moved, net.arcs * count).reshape(net.arcs, count)
+            units += np.bincount(net.tail[arcs] * count + cols, moved, net.nodes * count).reshape(net.nodes, count)
+        return load
+
+    def paths(self, column: IntArray, dest: IntArray) -> Int32Array:
+        """Arcs of the paths sources[column[i]] -> dest[i], int32 [len(dest), longest], from the source on, padded with -1."""
+        node, back = dest.copy(), []
+        for row, pred in reversed(self.layers):
+            arc = np.full(len(node), -1, np.int32)
+            at = np.flatnonzero(row[node] >= 0)
+            arc[at] = pred[row[node[at]], column[at]]
+            moved = arc >= 0
+            if moved.any():
+                node[moved] = self.net.tail[arc[moved]]
+                back.append(arc)
+        if not back:
+            return np.full((len(dest), 0), -1, np.int32)
+        path = np.stack(back[::-1], axis=1)
+        order = np.argsort(path < 0, axis=1, kind="stable")
+        path = np.take_along_axis(path, order, axis=1)
+        return path[:, : int((path >= 0).sum(axis=1).max(initial=0))]
+
+
+class Pricer:
+    """Reusable relaxation order of one network; `steps` bounds the rank-to-rank hops of every path (None: no bound)."""
+
+    def __init__(self, net: Net, steps: int | None = None):
+        self.net = net
+        self.steps = net.ranks - 1 if steps is None else steps
+        to_switch = net.head >= net.ranks
+        self._switch = _Heads.of(net, np.flatnonzero(to_switch))
+        self._rank = _Heads.of(net, np.flatnonzero(~to_switch))
+        self._row = tuple(self._rows(h) for h in (self._switch, self._rank))
+
+    def _rows(self, heads: _Heads) -> IntArray:
+        row = np.full(self.net.nodes, -1, np.int64)
+        row[heads.nodes] = np.arange(len(heads.nodes))
+        return row
+
+    def trees(self, weight: FloatArray, sources: IntArray) -> Forest:
+        """Trees for arc weights `weight` (float64 [arcs], >= 0, inf forbids an arc). Of equal paths the one with the fewest steps is kept."""
+        dist = np.full((self.net.nodes, len(sources)), np.inf)
+        dist[sources, np.arange(len(sources))] = 0.0
+        layers: list[tuple[IntArray, Int32Array]] = []
+        for _ in range(self.steps):
+            while self._relax(self._switch, self._row[0], weight, dist, layers):
+                pass
+            if not self._relax(self._rank, self._row[1], weight, dist, layers):
+                break
+        return Forest(self.net, sources, dist, tuple(layers))
+
+    def _relax(
+        self, heads: _Heads, row: IntArray, weight: FloatArray, dist: FloatArray, layers: list[tuple[IntArray, Int32Array]]
+    ) -> bool:
+        if not len(heads.nodes):
+            return False
+        best = dist[heads.nodes]
+        pred = np.full(best.shape, -1, np.int32)
+        # A gain below one part in 10^12 is rounding noise, and would let zero-weight cycles improve for ever.
+        floor = best * (1 - 1e-12)
+        for arcs in heads.arcs:
+            n = len(arcs)
+            candidate = dist[self.net.tail[arcs]]
+            candidate += weight[arcs, None]
+            better = candidate < floor[:n]
+            np.copyto(best[:n], candidate, where=better)
+            np.copyto(floor[:n], candidate, where=better)
+            np.copyto(pred[:n], arcs[:, None].astype(np.int32), where=better)
+        if not (pred >= 0).any():
+            return False
+        dist[heads.nodes] = best
+        layers.append((row, pred))
+        return True
