@@ -1,0 +1,121 @@
+"""How the benchmark drives its ranks: one TCP connection a process on loopback, one JSON object a line.
+
+A rank that waits for its next command sleeps in the kernel, so a group of ranks that is not being timed costs the
+others nothing; MPI's own ranks would poll.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+import secrets
+import socket
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any
+
+from jaxcoll.errors import JaxcollError
+
+ENV = "JAXCOLL_LAUNCH_CONTROL"
+_ACCEPT_SECONDS = 180.0
+
+Message = dict[str, Any]
+
+
+class Channel:
+    """One end of a connection that carries JSON objects."""
+
+    def __init__(self, connection: socket.socket):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = connection
+        self._file = connection.makefile("rwb")
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send one object."""
+        self._file.write(json.dumps(message).encode() + b"\n")
+        self._file.flush()
+
+    def receive(self, timeout: float | None = None) -> Message:
+        """The next object. Raises `EOFError` when the other end has gone, `TimeoutError` after `timeout` seconds."""
+        self._socket.settimeout(timeout)
+        line = self._file.readline()
+        if not line.endswith(b"\n"):
+            raise EOFError("the other end closed the connection")
+        return json.loads(line)
+
+    def fileno(self) -> int:
+        """The socket's descriptor, for `selectors`."""
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._file.close()
+        self._socket.close()
+
+
+class Listener:
+    """The driver's side: hands out the address with a secret (by environment) and accepts the ranks that know it."""
+
+    def __init__(self) -> None:
+        self._socket = socket.create_server(("127.0.0.1", 0), backlog=256)
+        self._token = secrets.token_hex(16)
+
+    @property
+    def env(self) -> dict[str, str]:
+        """What a rank's process needs in its environment."""
+        return {ENV: f"{self._socket.getsockname()[1]}:{self._token}"}
+
+    def accept(self, count: int, alive: Callable[[], None]) -> list[Channel]:
+        """The channels of `count` ranks, in rank order. `alive` is called about once a second and may raise."""
+        channels: dict[int, Channel] = {}
+        waited = 0.0
+        while len(channels) < count:
+            self._socket.settimeout(1.0)
+            try:
+                connection, _ = self._socket.accept()
+            except TimeoutError:
+                alive()
+                waited += 1.0
+                if waited > _ACCEPT_SECONDS:
+                    missing = sorted(set(range(count)) - set(channels))
+                    raise JaxcollError(f"Ranks {missing} did not start within {_ACCEPT_SECONDS:g} s.") from None
+                continue
+            channel = Channel(connection)
+            hello = channel.receive(10.0)
+            if hmac.compare_digest(str(hello.get("token")), self._token):
+                channels[int(hello["rank"])] = channel
+            else:
+                channel.close()
+        return [channels[rank] for rank in range(count)]
+
+    def __enter__(self) -> Listener:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._socket.close()
+
+
+def serve(rank: int, commands: Mapping[str, Callable[..., Message]]) -> None:
+    """A rank's side: run the driver's commands ({"do": name, ...arguments}) and answer each until it says quit or goes.
+
+    An exception becomes the answer {"error": text}; the rank stays, so that the driver hears of every rank's error.
+    """
+    port, _, token = os.environ[ENV].partition(":")
+    channel = Channel(socket.create_connection(("127.0.0.1", int(port))))
+    channel.send({"rank": rank, "token": token})
+    while True:
+        try:
+            message = channel.receive()
+        except EOFError:
+            return
+        name = message.pop("do")
+        if name == "quit":
+            return
+        try:
+            answer = commands[name](**message)
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        channel.send(answer)
