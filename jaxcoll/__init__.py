@@ -1,0 +1,47 @@
+"""jaxcoll: a collective backend for JAX that notices slow links and moves out of their way.
+
+    jaxcoll.psum(x, "i")        # instead of jax.lax.psum, inside of jax.shard_map
+    jaxcoll.enable()            # or: the jax.lax collectives of the whole program
+
+Importing this package imports neither JAX nor the native library; the first use of an operation does.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jaxcoll.routing import disable as disable
+    from jaxcoll.routing import enable as enable
+    from jaxcoll.routing import is_enabled as is_enabled
+    from jaxcoll.ops import all_gather as all_gather
+    from jaxcoll.ops import all_to_all as all_to_all
+    from jaxcoll.ops import pbroadcast as pbroadcast
+    from jaxcoll.ops import pmax as pmax
+    from jaxcoll.ops import pmean as pmean
+    from jaxcoll.ops import pmin as pmin
+    from jaxcoll.ops import ppermute as ppermute
+    from jaxcoll.ops import psum as psum
+    from jaxcoll.ops import psum_scatter as psum_scatter
+
+_OPS = ("psum", "pmean", "pmax", "pmin", "all_gather", "psum_scatter", "all_to_all", "ppermute", "pbroadcast")
+_HOME = {
+    **{name: "jaxcoll.ops" for name in _OPS},
+    **{name: "jaxcoll.routing" for name in ("enable", "disable", "is_enabled")},
+    "explain": "jaxcoll.runtime",
+}
+
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'jaxcoll' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})

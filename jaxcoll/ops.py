@@ -1,0 +1,288 @@
+"""The public operations: `jax.lax`'s collectives, over jaxcoll's schedules.
+
+Each function has the name, arguments, defaults, result and gradient of its `jax.lax` namesake, and two keyword-only
+arguments more:
+
+  schedule: name of the schedule to run, or None: jaxcoll chooses by size, rank count and transport. A name that is not
+    known, or can't do this collective over this many ranks, raises `jaxcoll.errors.ScheduleError`, which lists those that can.
+  deterministic: True forbids what changes the order of additions between two runs of a program, such as swapping ranks.
+
+All take pytrees; the leaves of one dtype travel in one message. All must be called where the axis names are bound: inside
+of `jax.shard_map` (every mesh axis manual), `jax.pmap`, or `jax.vmap` with an `axis_name`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import jax
+from jax import lax
+
+from jaxcoll import compat
+from jaxcoll import lowering as _lowering
+from jaxcoll.errors import UsageError
+from jaxcoll.primitives import Options
+from jaxcoll.primitives.define import call
+
+T = TypeVar("T")
+AxisName = Any  # a hashable name, an int for a positional axis (reductions only), or a tuple of them
+Groups = Sequence[Sequence[int]] | None
+
+
+class UnboundAxisError(UsageError, NameError):
+    """A collective over an axis name that nothing around it binds. A NameError, as in `jax.lax`."""
+
+
+def _options(schedule: str | None, deterministic: bool) -> Options:
+    if schedule is not None and not isinstance(schedule, str):
+        raise UsageError(f"schedule must be the name of a schedule (a str) or None, not {schedule!r}")
+    if not isinstance(deterministic, bool):
+        raise UsageError(f"deterministic must be True or False, not {deterministic!r}")
+    return Options(schedule, deterministic)
+
+
+def _axes(axis_name: AxisName, function: str) -> AxisName:
+    """`axis_name` as jax.lax takes it everywhere (a name, or a tuple), its names known to be bound."""
+    axis_name = tuple(axis_name) if isinstance(axis_name, list) else axis_name
+    for name in axis_name if isinstance(axis_name, tuple) else (axis_name,):
+        if not isinstance(name, int) and compat.axis_size(name) is None:
+            bound = ", ".join(repr(a) for a in compat.bound_axes()) or "none"
+            raise UnboundAxisError(
+                f"unbound axis name: {name}. jaxcoll.{function} must be called where this axis is bound: inside of "
+                f"jax.shard_map over a mesh with an axis {name!r}, or of jax.vmap or jax.pmap with axis_name={name!r}. "
+                f"Axes bound here: {bound}."
+            )
+    return axis_name
+
+
+def _map(fun: Callable[[Any], Any], x: T, options: Options) -> T:
+    leaves, tree = jax.tree.flatten(x)
+    return jax.tree.unflatten(tree, call(fun, leaves, options))
+
+
+def _sum(fun: Callable[[Any], Any], x: T, options: Options) -> T:
+    """Like `_map`, for the sums, which JAX folds where their argument is a constant: psum(1, axis) is the axis' size."""
+    leaves, tree = jax.tree.flatten(x)
+    traced = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.core.Tracer)]
+    sums = dict(zip(traced, call(fun, [leaves[i] for i in traced], options), strict=True))
+    return jax.tree.unflatten(tree, [sums[i] if i in sums else fun(leaf) for i, leaf in enumerate(leaves)])
+
+
+def _check_groups(name: str, groups: Groups) -> None:
+    if groups is not None:
+        _lowering.refuse_groups_with_check_vma(name)
+
+
+def psum(
+    x: T,
+    axis_name: AxisName,
+    *,
+    axis_index_groups: Groups = None,
+    schedule: str | None = None,
+    deterministic: bool = False,
+) -> T:
+    """Sum over the ranks along `axis_name`, the same on all of them, to the bit.
+
+    Args:
+      x: pytree of arrays of any shape; bools are summed as int32. Constants fold: `psum(1, axis)` is the axis' size.
+      axis_name: an axis, or a tuple of axes; ints are positional axes (only with check_vma=False).
+      axis_index_groups: lists of axis indices, which must hold every index once; each group gets its own sum. The groups
+        may be of different sizes. Needs check_vma=False.
+      schedule, deterministic: see the module's docstring.
+
+    Returns:
+      the pytree, each leaf with the shape and dtype of its argument. float16, bfloat16 and float8 are summed in float32 and
+      rounded once.
+    """
+    _check_groups("psum", axis_index_groups)
+    axes = _axes(axis_name, "psum")
+    fun = lambda leaf: lax.psum(leaf, axes, axis_index_groups=axis_index_groups)  # noqa: E731
+    return _sum(fun, x, _options(schedule, deterministic))
+
+
+def pmean(
+    x: T,
+    axis_name: AxisName,
+    *,
+    axis_index_groups: Groups = None,
+    schedule: str | None = None,
+    deterministic: bool = False,
+) -> T:
+    """Mean over the ranks along `axis_name`: `psum`, divided by the number of ranks. Arguments as for `psum`."""
+    _check_groups("psum", axis_index_groups)
+    axes = _axes(axis_name, "pmean")
+    fun = lambda leaf: lax.pmean(leaf, axes, axis_index_groups=axis_index_groups)  # noqa: E731
+    return _sum(fun, x, _options(schedule, deterministic))
+
+
+def pmax(
+    x: T,
+    axis_name: AxisName,
+    *,
+    axis_index_groups: Groups = None,
+    schedule: str | None = None,
+    deterministic: bool = False,
+) -> T:
+    """Maximum over the ranks along `axis_name`. Arguments as for `psum`; like `jax.lax.pmax`, it has no derivative.
+
+    With axis_index_groups and check_vma=True it raises, where `jax.lax.pmax` hands the first group's result to all.
+    """
+    _check_groups("pmax", axis_index_groups)
+    axes = _axes(axis_name, "pmax")
+    return _map(
+        lambda leaf: lax.pmax(leaf, axes, axis_index_groups=axis_index_groups), x, _options(schedule, deterministic)
+    )
+
+
+def pmin(
+    x: T,
+    axis_name: AxisName,
+    *,
+    axis_index_groups: Groups = None,
+    schedule: str | None = None,
+    deterministic: bool = False,
+) -> T:
+    """Minimum over the ranks along `axis_name`; see `pmax`."""
+    _check_groups("pmin", axis_index_groups)
+    axes = _axes(axis_name, "pmin")
+    return _map(
+        lambda leaf: lax.pmin(leaf, axes, axis_index_groups=axis_index_groups), x, _options(schedule, deterministic)
+    )
+
+
+def all_gather(
+    x: T,
+    axis_name: AxisName,
+    *,
+    axis_index_groups: Groups = None,
+    axis: int = 0,
+    tiled: bool = False,
+    to: str = "varying",
+    schedule: str | None = None,
+    deterministic: bool = False,
+) -> T:
+    """The arrays of all ranks along `axis_name`, in the order of their indices.
+
+    Args:
+      x: pytree of arrays.
+      axis_name: an axis, or a tuple of axes (the last one fastest).
+      axis_index_groups: lists of axis indices, all of one size, which must hold every index once.
+      axis: where the ranks' arrays are put: stacked along a new dimension, or, tiled, one behind the other along this one.
+      tiled: see `axis`.
+      to: "varying", or "invarying" for a result that check_vma takes to be the same on all ranks, or "reduced".
+      schedule, deterministic: see the module's docstring.
+    """
+    axes = _axes(axis_name, "all_gather")
+    return _map(
+        lambda leaf: lax.all_gather(leaf, axes, axis_index_groups=axis_index_groups, axis=axis, tiled=tiled, to=to),
+        x,
+        _options(schedule, deterministic),
+    )
+
+
+def psum_scatter(
+    x: T,
+    axis_name: AxisName,
+    *,
+    scatter_dimension: int = 0,
+    axis_index_groups: Groups = None,
+    tiled: bool = False,
+    schedule: str | None = None,
+    deterministic: bool = False,
+) -> T:
+    """The sum over the ranks along `axis_name`, of which each rank keeps its own part of `scatter_dimension`.
+
+    Untiled, that dimension's size must be the number of ranks, and it is removed; tiled, its size must be a multiple
+    of it, and is divided. Other arguments as for `all_gather`.
+    """
+    axes = _axes(axis_name, "psum_scatter")
+    return _map(
+        lambda leaf: lax.psum_scatter(
+            leaf, axes, scatter_dimension=scatter_dimension, axis_index_groups=axis_index_groups, tiled=tiled
+        ),
+        x,
+        _options(schedule, deterministic),
+    )
+
+
+def all_to_all(
+    x: T,
+    axis_name: AxisName,
+    split_axis: int,
+    concat_axis: int,
+    *,
+    axis_index_groups: Groups = None,
+    tiled: bool = False,
+    schedule: str | None = None,
+    deterministic: bool = False,
+) -> T:
+    """Cuts `split_axis` into one part for each rank along `axis_name`, and joins what arrives along `concat_axis`.
+
+    Untiled, split_axis' size must be the number of ranks; it is removed, and a dimension of that size is put in at
+    concat_axis. Tiled, split_axis is divided by the number of ranks and concat_axis multiplied by it. Other arguments as
+    for `all_gather`.
+    """
+    axes = _axes(axis_name, "all_to_all")
+
+    def tiled_one(leaf: Any, split: int, concat: int) -> Any:
+        return lax.all_to_all(leaf, axes, split, concat, axis_index_groups=axis_index_groups, tiled=True)
+
+    def one(leaf: Any) -> Any:
+        rank = jax.numpy.ndim(leaf)
+        for name, value in (("split_axis", split_axis), ("concat_axis", concat_axis)):
+            if not -rank <= value < rank:
+                raise UsageError(f"all_to_all: {name} {value} is not a dimension of an array of shape {leaf.shape}")
+        split, concat = split_axis % rank, concat_axis % rank
+        if tiled:
+            return tiled_one(leaf, split, concat)
+        size = lax.psum(1, axes, axis_index_groups=axis_index_groups)
+        if leaf.shape[split] != size:
+            raise UsageError(
+                "all_to_all requires the size of the mapped axis axis_name to equal x.shape[split_axis], but they are "
+                f"{size} and {leaf.shape[split]} respectively."
+            )
+        if split == concat:
+            return tiled_one(leaf, split, concat)
+        # By way of the tiled form: JAX's transpose of the untiled one fails where the two axes differ.
+        concat += split < concat
+        split += concat <= split
+        return lax.squeeze(tiled_one(lax.expand_dims(leaf, (concat,)), split, concat), (split,))
+
+    return _map(one, x, _options(schedule, deterministic))
+
+
+def ppermute(
+    x: T,
+    axis_name: AxisName,
+    perm: Sequence[tuple[int, int]],
+    *,
+    schedule: str | None = None,
+    deterministic: bool = False,
+) -> T:
+    """Sends the arrays of the ranks along `axis_name` by the (source, destination) pairs in `perm`.
+
+    No index may be twice a source, or twice a destination. Ranks that are no destination get zeros.
+    """
+    if not isinstance(perm, (list, tuple)):
+        raise TypeError(f"`perm` passed to `jaxcoll.ppermute` must be a list or a tuple. Got perm of type {type(perm)}")
+    axes = _axes(axis_name, "ppermute")
+    return _map(lambda leaf: lax.ppermute(leaf, axes, perm), x, _options(schedule, deterministic))
+
+
+def pbroadcast(
+    x: T,
+    axis_name: AxisName,
+    source: int,
+    *,
+    schedule: str | None = None,
+    deterministic: bool = False,
+) -> T:
+    """The arrays of the rank with index `source` along `axis_name`, on all ranks.
+
+    Unlike `jax.lax.pbroadcast` it works on the CPU too. `source` is an int; a traced one is left to `jax.lax`, where that
+    takes it.
+    """
+    axes = _axes(axis_name, "pbroadcast")
+    source = source if isinstance(source, jax.Array) else int(source)
+    return _map(lambda leaf: lax.pbroadcast(leaf, axes, source), x, _options(schedule, deterministic))

@@ -1,0 +1,169 @@
+"""The table of operations: one row for each of JAX's collective primitives.
+
+A row says which collective the primitive is, how it reduces, and how an operand becomes **blocks**: a collective over N
+ranks moves arrays of shape (blocks, n), with 1 or N blocks on either side. `pack` makes the blocks of the operand, and
+`unpack` the result out of the blocks that arrived. A new operation is a new row.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxcoll import compat
+from jaxcoll.schedule.ir import Kind
+
+Params = Mapping[str, Any]
+Pack = Callable[[jax.Array, Params, int], jax.Array]
+Unpack = Callable[[jax.Array, Params, int, tuple[int, ...]], jax.Array]
+
+
+def _whole(x: jax.Array, params: Params, n: int) -> jax.Array:
+    return x.reshape(1, -1)
+
+
+def _reshape(blocks: jax.Array, params: Params, n: int, shape: tuple[int, ...]) -> jax.Array:
+    return blocks.reshape(shape)
+
+
+def _split(x: jax.Array, dim: int, n: int) -> jax.Array:
+    """Cuts dimension `dim` into n equal parts and brings the parts to the front: (n, ...)."""
+    shape = x.shape
+    parts = x.reshape(*shape[:dim], n, shape[dim] // n, *shape[dim + 1 :])
+    return jnp.moveaxis(parts, dim, 0)
+
+
+def _join(parts: jax.Array, dim: int, shape: tuple[int, ...]) -> jax.Array:
+    """The inverse: puts the n parts one behind the other along dimension `dim` of a result of shape `shape`."""
+    return jnp.moveaxis(parts, 0, dim).reshape(shape)
+
+
+def _unpack_all_gather(blocks: jax.Array, params: Params, n: int, shape: tuple[int, ...]) -> jax.Array:
+    dim = params["all_gather_dimension"]
+    # Both forms end in the same bytes: a new dimension of n, or n parts along an old one.
+    own = (*shape[:dim], shape[dim] // n, *shape[dim + 1 :]) if params["tiled"] else (*shape[:dim], *shape[dim + 1 :])
+    return _join(blocks.reshape(n, *own), dim, shape)
+
+
+def _pack_reduce_scatter(x: jax.Array, params: Params, n: int) -> jax.Array:
+    return _split(x, params["scatter_dimension"], n).reshape(n, -1)
+
+
+def _pack_all_to_all(x: jax.Array, params: Params, n: int) -> jax.Array:
+    return _split(x, params["split_axis"], n).reshape(n, -1)
+
+
+def _unpack_all_to_all(blocks: jax.Array, params: Params, n: int, shape: tuple[int, ...]) -> jax.Array:
+    dim = params["concat_axis"]
+    part = (*shape[:dim], shape[dim] // n, *shape[dim + 1 :])
+    return _join(blocks.reshape(n, *part), dim, shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One operation.
+
+    Attributes:
+      name: of JAX's primitive, without "_p".
+      kind: the collective.
+      reduce: "sum", "max", "min", or "none" for pure data movement.
+      axes_param: the parameter that holds the axis names.
+      pack, unpack: operand to blocks, blocks to result (see the module's docstring).
+    """
+
+    name: str
+    kind: Kind
+    reduce: str
+    axes_param: str = "axis_name"
+    pack: Pack = _whole
+    unpack: Unpack = _reshape
+
+    @property
+    def primitive(self) -> Any:
+        return compat.jax_primitive(self.name)
+
+    def axes(self, params: Params) -> tuple[Any, ...]:
+        """All axes, the positional ones (ints) among them."""
+        axes = params[self.axes_param]
+        return tuple(axes) if isinstance(axes, (tuple, list)) else (axes,)
+
+    def blocks(self, n: int) -> tuple[int, int]:
+        """Blocks of the operand and of the result over n ranks."""
+        return {
+            Kind.ALL_GATHER: (1, n),
+            Kind.REDUCE_SCATTER: (n, 1),
+            Kind.ALL_TO_ALL: (n, n),
+        }.get(self.kind, (1, 1))
+
+
+def _reduction(name: str, reduce: str) -> Row:
+    return Row(name, Kind.ALL_REDUCE, reduce, axes_param="axes")
+
+
+def _gather(name: str) -> Row:
+    return Row(name, Kind.ALL_GATHER, "none", unpack=_unpack_all_gather)
+
+
+def _scatter(name: str) -> Row:
+    return Row(name, Kind.REDUCE_SCATTER, "sum", pack=_pack_reduce_scatter)
+
+
+# The "unreduced" and "reduced" ones are the same collectives under other types of `jax.shard_map`'s type system.
+_ROWS = (
+    _reduction("psum", "sum"),
+    _reduction("psum_invariant", "sum"),
+    _reduction("unreduced_psum", "sum"),
+    _reduction("pmax", "max"),
+    _reduction("unreduced_pmax", "max"),
+    _reduction("pmin", "min"),
+    _reduction("unreduced_pmin", "min"),
+    _gather("all_gather"),
+    _gather("all_gather_invariant"),
+    _gather("all_gather_reduced"),
+    _scatter("reduce_scatter"),
+    _scatter("unreduced_reduce_scatter"),
+    Row("all_to_all", Kind.ALL_TO_ALL, "none", pack=_pack_all_to_all, unpack=_unpack_all_to_all),
+    Row("ppermute", Kind.PERMUTE, "none"),
+    Row("pbroadcast", Kind.BROADCAST, "none"),
+)
+
+ROWS: dict[Any, Row] = {row.primitive: row for row in _ROWS if row.primitive is not None}
+"""JAX's primitive -> its row; a row whose primitive this JAX doesn't have is left out."""
+
+# Elements that the native library doesn't take travel as a wider type that holds them exactly (or, summed, with one
+# rounding at the end).
+_NATIVE = frozenset(
+    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 float64 complex64 complex128 "
+    "float8_e4m3fn float8_e5m2 float8_e4m3b11fnuz float8_e4m3fnuz float8_e5m2fnuz float8_e3m4 float8_e4m3 "
+    "float8_e8m0fnu".split()
+)
+_WIDENED = {
+    **{name: "int8" for name in ("int1", "int2", "int4")},
+    **{name: "uint8" for name in ("uint1", "uint2", "uint4")},
+    **{name: "float8_e4m3fn" for name in ("float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn")},
+}
+
+
+def carrier(dtype: Any, reduce: str) -> Any | None:
+    """The dtype in which elements of `dtype` travel and are reduced, or None where jaxcoll can't."""
+    name = str(dtype)
+    if reduce in ("max", "min") and name.startswith("complex"):
+        return None
+    if reduce == "sum" and name == "bool":
+        return None
+    if reduce == "sum" and name in ("float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn"):
+        return jnp.dtype("float32")
+    if reduce != "none" and name == "float8_e8m0fnu":
+        return jnp.dtype("float32")
+    if name in _WIDENED:
+        return jnp.dtype(_WIDENED[name])
+    return jnp.dtype(dtype) if name in _NATIVE else None
+
+
+def convert(x: jax.Array, dtype: Any) -> jax.Array:
+    return x if x.dtype == dtype else lax.convert_element_type(x, dtype)
