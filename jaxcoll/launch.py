@@ -65,9 +65,10 @@ def initialize(**options: Any) -> bool:
     """Join the other processes of this launch; call it before anything that starts a JAX backend.
 
     options: passed on to `jax.distributed.initialize` (time-outs).
-    Returns False, and does nothing, in a process that the launcher did not start.
+    Returns False, and does nothing, in a process that the launcher did not start, and in a launch of one process: there
+    `jax.distributed` would only put XLA's collectives between processes in place of its quicker ones inside a process.
     """
-    if RANK not in os.environ:
+    if int(os.environ.get(NPROCS, 1)) == 1:
         return False
     import jax
 
@@ -91,7 +92,7 @@ def device_env(devices: int, env: Mapping[str, str]) -> dict[str, str]:
     """
     out = dict(env)
     out.setdefault("JAX_PLATFORMS", "cpu")
-    out.setdefault("PJRT_NPROC", str(max(16, 4 * devices)))
+    out.setdefault("PJRT_NPROC", str(max(4, os.cpu_count() or 1, 2 * devices)))
     flag = "--xla_force_host_platform_device_count"
     others = [word for word in out.get("XLA_FLAGS", "").split() if not word.startswith(flag)]
     out["XLA_FLAGS"] = " ".join([*others, f"{flag}={devices}"])
