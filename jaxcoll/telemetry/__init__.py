@@ -8,12 +8,12 @@ from jaxcoll.telemetry.diagnose import (
     SlowLink,
     Straggler,
     diagnose,
+    epoch_seconds,
     find_stragglers,
     lateness,
 )
 from jaxcoll.telemetry.export import (
     chrome_trace,
-    epoch_seconds,
     prometheus,
     read_jsonl,
     write_event,

@@ -81,28 +81,52 @@ def _rate(value: float) -> str:
 def lateness(epoch: Epoch, nranks: int) -> npt.NDArray[np.int64]:
     """How long after its peers each rank came to this epoch, ns, shape [nranks]; 0 where nothing shows it.
 
-    Two signals are free of what happened earlier in the schedule: a receiver's wait on an edge whose sender depends on
-    nothing received before, and a sender's wait for its receiver. The median over the peers keeps one odd peer out.
+    Two signals are free of what went before in the schedule: a receiver's wait on an edge whose sender depends on
+    nothing received before (the least counts: the others may have queued behind it), and a sender's wait for its
+    receiver (the longest counts: later edges find both ends there). Then the median over the peers, so that one odd
+    peer decides nothing.
     """
-    records = epoch.records
+    first: dict[tuple[int, int], int] = {}
+    longest: dict[tuple[int, int], int] = {}
+    first_receive = _first_receive(epoch.records)
+    columns = (epoch.records[name].tolist() for name in ("src", "dst", "wait_ns", "side", "step", "graph"))
+    for src, dst, wait, side, step, graph in zip(*columns, strict=True):
+        if side == SENDER:
+            longest[dst, src] = max(longest.get((dst, src), 0), wait)
+        elif step <= first_receive.get((graph, src), 1 << 30):
+            first[src, dst] = min(first.get((src, dst), wait), wait)
     signals: list[list[int]] = [[] for _ in range(nranks)]
-    first_receive = _first_receive(records)
-    for row in records:
-        wait = int(row["wait_ns"])
-        if row["side"] == SENDER:
-            signals[int(row["dst"])].append(wait)
-        elif int(row["step"]) <= first_receive.get((int(row["graph"]), int(row["src"])), 1 << 30):
-            signals[int(row["src"])].append(wait)
+    for rank, peer in first.keys() | longest.keys():
+        signals[rank].append(max(first.get((rank, peer), 0), longest.get((rank, peer), 0)))
     return np.array([int(np.median(seen)) if seen else 0 for seen in signals], np.int64)
 
 
 def _first_receive(records: Records) -> dict[tuple[int, int], int]:
     """The step of the first edge into each rank, by (graph, rank)."""
     first: dict[tuple[int, int], int] = {}
-    for row in records[records["side"] == RECEIVER]:
-        key = (int(row["graph"]), int(row["dst"]))
-        first[key] = min(first.get(key, 1 << 30), int(row["step"]))
+    rows = records[records["side"] == RECEIVER]
+    for graph, dst, step in zip(*(rows[name].tolist() for name in ("graph", "dst", "step")), strict=True):
+        first[graph, dst] = min(first.get((graph, dst), step), step)
     return first
+
+
+def epoch_seconds(epoch: Epoch) -> float:
+    """Seconds that this execution took, told from the receivers' own clocks; waiting for a late rank is taken out.
+
+    A rank's time runs from when it was ready until its last byte came; from it goes what the latest rank came later than
+    this one. The slowest rank counts.
+    """
+    rows = epoch.receiver
+    if not len(rows):
+        return 0.0
+    nranks = int(max(rows["src"].max(), rows["dst"].max())) + 1
+    late = lateness(epoch, nranks)
+    end = (rows["start_ns"] + rows["wait_ns"] + rows["transfer_ns"]).astype(np.int64)
+    first, last = np.full(nranks, np.iinfo(np.int64).max), np.zeros(nranks, np.int64)
+    np.minimum.at(first, rows["dst"], rows["start_ns"].astype(np.int64))
+    np.maximum.at(last, rows["dst"], end)
+    took = np.where(last > 0, last - first, 0) - (late.max() - late)
+    return max(int(took.max()), 0) / 1e9
 
 
 def find_stragglers(

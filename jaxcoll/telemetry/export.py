@@ -10,6 +10,8 @@ from typing import Any, TextIO
 import numpy as np
 
 from jaxcoll.errors import UsageError
+from jaxcoll.telemetry.diagnose import epoch_seconds
+from jaxcoll.telemetry.matrix import measurement_matrix
 from jaxcoll.telemetry.record import FIELD_NAMES, RECEIVER, Record, Records, from_records, to_record
 from jaxcoll.telemetry.store import Counts, Epoch, group_epochs
 
@@ -100,31 +102,8 @@ def chrome_trace(records: Records) -> dict[str, Any]:
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
-def epoch_seconds(epoch: Epoch) -> float:
-    """Seconds that this execution took, told from the receivers' own clocks; time spent waiting for a late rank is out.
-
-    A rank's time runs from when it was ready until its last byte came; what it waited for the latest rank shows on the
-    edges of senders that depend on nothing, and is taken off. The slowest rank counts.
-    """
-    rows = epoch.receiver
-    if not len(rows):
-        return 0.0
-    end = (rows["start_ns"] + rows["wait_ns"] + rows["transfer_ns"]).astype(np.int64)
-    begin = rows["start_ns"].astype(np.int64)
-    first = rows["step"] == rows["step"].min()
-    longest = 0
-    for rank in np.unique(rows["dst"]):
-        mine = rows["dst"] == rank
-        idle = rows["wait_ns"][mine & first]
-        late = int(idle.max()) if len(idle) else 0
-        longest = max(longest, int(end[mine].max() - begin[mine].min()) - late)
-    return longest / 1e9
-
-
 def prometheus(records: Records, nranks: int, counts: Counts | None = None, collective: str = "unknown") -> str:
     """Prometheus text exposition; NCCL Inspector's metric names where the meaning is the same, `jaxcoll_` elsewhere."""
-    from jaxcoll.telemetry.matrix import measurement_matrix
-
     matrix = measurement_matrix(records, nranks)
     lines: list[str] = []
     pairs = [(a, b) for a in range(nranks) for b in range(nranks) if matrix.count[a, b]]
