@@ -1,0 +1,121 @@
+# jaxcoll: everything from a fresh clone. Needs Python >= 3.11 with venv, a C++17 compiler and make; the rest comes by pip.
+#
+#   make demo                      train a Flax model on eight processes, jax.lax against jaxcoll
+#   make test                      all tests;  make test PYTHON=python3.12  with another interpreter
+#   make lint                      formatters, linters, type checker, layer rules
+#   make asan, make tsan           the native tests (and a multi-process run) under sanitizers
+#   make bench                     the numbers of BENCHMARKS.md
+#   make wheel                     dist/*.whl;    make clean, make distclean
+
+SHELL := /bin/bash
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+# Another interpreter gets an environment of its own; the default one is the plain .venv that people look for.
+ifeq ($(PYTHON),python3)
+VENV := .venv
+else
+VENV := .venv-$(notdir $(PYTHON))
+endif
+BIN := $(VENV)/bin
+BUILD := build/$(notdir $(VENV))
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+JOBS ?= $(shell nproc)
+# The pytest arguments: make test TESTS="tests/bench -k sizes"
+TESTS ?=
+
+.PHONY: help
+help:
+	@sed -n '3,9s/^# *//p' Makefile
+
+# ---------------------------------------------------------------- environment
+
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11)' 2>/dev/null || \
+	  { echo "$(PYTHON) is missing or older than 3.11; name another one: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
+	  { echo "$(PYTHON) has no venv module; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
+	@command -v $${CXX:-c++} >/dev/null || { echo "There is no C++ compiler; on Debian and Ubuntu: apt install g++"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --upgrade pip
+	$(PIP) install "scikit-build-core>=0.10" "cmake>=3.22" ninja
+	@touch $@
+
+# An editable install without the native part, which `make native` builds into the source tree: changing either
+# language costs only its own rebuild.
+define install
+$(VENV)/.$(1): $(VENV)/.made pyproject.toml
+	$(PIP) install --no-build-isolation -C wheel.cmake=false -C editable.mode=inplace --editable ".[$(1)]"
+	@touch $$@
+endef
+$(eval $(call install,examples))
+$(eval $(call install,test))
+$(eval $(call install,dev))
+
+# ---------------------------------------------------------------- native library
+
+# $(1): build folder, $(2): CMake options. The interpreter tells CMake where jaxlib keeps the FFI headers.
+CONFIGURE = $(BIN)/cmake -S ffi -B $(1) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) \
+	-DPython_EXECUTABLE=$(abspath $(BIN)/python) -DCMAKE_EXPORT_COMPILE_COMMANDS=ON $(2)
+
+$(BUILD)/.configured: $(VENV)/.made ffi/CMakeLists.txt
+	$(call CONFIGURE,$(BUILD),-DCMAKE_BUILD_TYPE=Release -DJAXCOLL_TESTS=ON)
+	@touch $@
+
+.PHONY: native
+native: $(BUILD)/.configured
+	$(BIN)/cmake --build $(BUILD) -j $(JOBS)
+	@$(BIN)/cmake --install $(BUILD) --prefix jaxcoll >/dev/null
+
+# ---------------------------------------------------------------- what people run
+
+.PHONY: demo test bench lint format asan tsan wheel
+demo: $(VENV)/.examples native
+	$(BIN)/python examples/train_digits.py --demo
+
+test: $(VENV)/.test native
+	cd $(BUILD) && $(abspath $(BIN))/ctest --output-on-failure -j $(JOBS)
+	$(BIN)/python -m pytest $(TESTS)
+
+bench: $(VENV)/.examples native
+	PYTHON=$(BIN)/python ./examples/benchmarks.sh
+
+lint: $(VENV)/.dev native
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports
+	git ls-files 'ffi/*.cc' 'ffi/*.h' 'ffi/*.inc' | xargs -r $(BIN)/clang-format --dry-run --Werror
+	git ls-files 'ffi/src/*.cc' | xargs -r -n 4 -P $(JOBS) $(BIN)/clang-tidy --quiet -p $(BUILD)
+
+format: $(VENV)/.dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+	git ls-files 'ffi/*.cc' 'ffi/*.h' 'ffi/*.inc' | xargs -r $(BIN)/clang-format -i
+
+# $(1): CMake's list of sanitizers, $(2): the runtime to preload into Python, $(3): options of that runtime
+define sanitized
+	$(call CONFIGURE,build/$@,-DCMAKE_BUILD_TYPE=RelWithDebInfo -DJAXCOLL_TESTS=ON -DJAXCOLL_SANITIZE=$(1))
+	$(BIN)/cmake --build build/$@ -j $(JOBS)
+	cd build/$@ && $(3) $(abspath $(BIN))/ctest --output-on-failure
+	$(3) LD_PRELOAD="$$($${CXX:-c++} -print-file-name=$(2))" JAXCOLL_LIBRARY=$(CURDIR)/build/$@/libjaxcoll.so \
+	  $(BIN)/python -m pytest tests/sanitize $(TESTS)
+endef
+
+asan: $(VENV)/.test
+	$(call sanitized,address$(comma)undefined,libasan.so,ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=halt_on_error=1)
+
+tsan: $(VENV)/.test
+	$(call sanitized,thread,libtsan.so,TSAN_OPTIONS=halt_on_error=1)
+
+comma := ,
+
+wheel: $(VENV)/.made
+	$(BIN)/python -m pip wheel --no-deps --wheel-dir dist .
+
+.PHONY: clean distclean
+clean:
+	rm -rf build dist jaxcoll/_native/*.so
+distclean: clean
+	rm -rf .venv .venv-*
