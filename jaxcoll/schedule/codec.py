@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 import zlib
 from dataclasses import dataclass
@@ -38,9 +39,8 @@ def encode(schedule: Schedule) -> bytes:
     firsts = np.cumsum(fan) - fan
     sizes = np.array([len(g.edges) for g in s.graphs], dtype=np.int64)
     refs = np.array([c for e in edges for c in e.chunks], dtype=_REF)
-    header = _HEADER.pack(
-        s.kind, 0, s.nranks, _opt(s.collective.root), s.steps, len(s.graphs), s.pipeline, len(s.chunks), len(edges), len(refs)
-    )
+    root, sizes_of = _opt(s.collective.root), (len(s.chunks), len(edges), len(refs))
+    header = _HEADER.pack(s.kind, 0, s.nranks, root, s.steps, len(s.graphs), s.pipeline, *sizes_of)
     name = s.name.encode()
     head = header + _NAME_LEN.pack(len(name)) + name
     head += b"\0" * (-(_PREFIX.size + len(head)) % 4)
@@ -79,7 +79,9 @@ class _Reader:
 
     def _need(self, size: int, what: str) -> None:
         if size > len(self.data) - self.at:
-            raise ScheduleError(f"schedule: the bytes end inside the {what} (offset {self.at}, {len(self.data)} bytes in all)")
+            raise ScheduleError(
+                f"schedule: the bytes end inside the {what} (offset {self.at}, {len(self.data)} bytes in all)"
+            )
 
 
 def decode(data: bytes) -> Schedule:
@@ -138,7 +140,7 @@ def _edges(rows: list[tuple[int, ...]], refs: list[int]) -> list[Edge]:
     expected = 0
     for i, (step, src, dst, op, _, first, count) in enumerate(rows):
         if first != expected or first + count > len(refs):
-            raise ScheduleError(f"schedule: edge {i} refers to chunk references {first}..{first + count}, wanted from {expected}")
+            raise ScheduleError(f"schedule: edge {i} has references {first}..{first + count}, wanted {expected}..")
         if op not in (Op.COPY, Op.REDUCE):
             raise ScheduleError(f"schedule: edge {i} has the operation {op}; known are 0 (copy), 1 (reduce)")
         edges.append(Edge(step, src, dst, Op(op), tuple(refs[first : first + count])))
@@ -155,7 +157,7 @@ def _graphs(rows: list[tuple[int, int]], edges: list[Edge]) -> tuple[ChunkGraph,
         part = edges[first : first + count]
         if first != expected or len(part) != count:
             raise ScheduleError(f"schedule: graph {g} takes edges {first}..{first + count}, wanted from {expected}")
-        if any(a.step > b.step for a, b in zip(part, part[1:], strict=False)):
+        if any(a.step > b.step for a, b in itertools.pairwise(part)):
             raise ScheduleError(f"schedule: the edges of graph {g} aren't in step order")
         graphs.append(ChunkGraph(tuple(part)))
         expected = first + count

@@ -1,9 +1,9 @@
 """The schedule form: a collective as edges of a time-expanded network (TEN).
 
-A vertex of the network is (step, position); an edge is one flow from (step, src) to (step + 1, dst) (REACT, section 5.1). Data is
-cut into chunks; a chunk graph is a set of edges over chunks that no other graph touches. Positions are places in the pattern;
-a `Table` (see `table`) says which rank stands at each. Everything here is immutable, and construction checks ranges only:
-whether a schedule computes its collective is the verifier's question.
+A vertex of the network is (step, position); an edge is one flow from (step, src) to (step + 1, dst) (REACT, section
+5.1). Data is cut into chunks; a chunk graph is a set of edges over chunks that no other graph touches. Positions are
+places in the pattern; a `Table` says which rank stands at each. Everything here is immutable, and construction checks
+ranges only: whether a schedule computes its collective is the verifier's question.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A part of a block: the positions it comes from and goes to (where the kind names them), and its share of the block."""
+    """A part of a block: the positions it comes from and goes to (where the kind names them), and its share."""
 
     src: int | None
     dst: int | None
@@ -150,7 +150,7 @@ class ChunkGraph:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Flows:
-    """All edges as int64 columns, one row per (edge, chunk), sorted by step; rows of step t are `starts[t]:starts[t + 1]`."""
+    """All edges as int64 columns, a row per (edge, chunk), by step; those of step t are `starts[t]:starts[t + 1]`."""
 
     edge: IntArray  # index in `Schedule.edges`
     graph: IntArray
@@ -170,8 +170,8 @@ class Schedule:
     """A collective's TEN.
 
     `steps` is the number of steps, `pipeline` the number of lanes into which an executor cuts every chunk again. With
-    `canonical`, the contributions that meet in one vertex (its own included) are combined in increasing position of their
-    sender instead of own-first, so that vertices which sum the same set in parallel get the same bits.
+    `canonical`, the contributions that meet in one vertex (its own included) are combined in increasing position of
+    their sender instead of own-first, so that vertices which sum the same set in parallel get the same bits.
     """
 
     name: str
@@ -189,7 +189,9 @@ class Schedule:
         if len(self.name.encode()) > MAX_U16:
             raise ScheduleError("the schedule's name is longer than 65535 bytes; shorten it")
         if not self.chunks and self.kind is not Kind.PERMUTE:  # an empty permutation is all zeros, and fine
-            raise ScheduleError(f"schedule {self.name!r} has no chunks; even N = 1 needs one to say where its data lies")
+            raise ScheduleError(
+                f"schedule {self.name!r} has no chunks; even for one rank a chunk says where its data lies"
+            )
         for i, chunk in enumerate(self.chunks):
             self._check_chunk(i, chunk)
         for g, graph in enumerate(self.graphs):
@@ -219,6 +221,13 @@ class Schedule:
         _in_range(f"{where}: chunk", max(edge.chunks), 0, len(self.chunks) - 1)
         if len(set(edge.chunks)) != len(edge.chunks):
             raise ScheduleError(f"{where} carries a chunk twice: {edge.chunks}")
+
+    def __hash__(self) -> int:
+        return self._hash  # computed once: schedules are the keys of caches, and have thousands of edges
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.name, self.collective, self.steps, self.chunks, self.graphs, self.pipeline, self.canonical))
 
     @property
     def nranks(self) -> int:
@@ -282,7 +291,8 @@ def _boundaries(n: int, weights: list[int]) -> list[int]:
     bounds, done = [0], 0
     for weight in weights[:-1]:
         done += weight
-        bounds.append(n * done // total // quantum * quantum)
+        # Once all weight is placed the end is exact, so that trailing chunks of weight 0 stay empty.
+        bounds.append(n if done == total else n * done // total // quantum * quantum)
     return [*bounds, n]
 
 

@@ -37,7 +37,9 @@ class Table:
         n = len(self.home)
         vertex = np.array(self.vertex, dtype=np.int16)
         if not 1 <= n <= MAX_RANKS or vertex.ndim != 3 or vertex.shape[1] < 1 or vertex.shape[2] != n:
-            raise ScheduleError(f"table: home has {n} ranks and vertex the shape {vertex.shape}; wanted [graphs, steps + 1, ranks]")
+            raise ScheduleError(
+                f"table: home has {n} ranks and vertex the shape {vertex.shape}; wanted [graphs, steps + 1, ranks]"
+            )
         if not 0 <= self.version < 2**64:
             raise ScheduleError(f"table: version {self.version} is not a 64-bit number")
         ranks = np.arange(n)

@@ -1,7 +1,7 @@
 """Two levels: a schedule inside every group (a host), another one across the groups.
 
-Position j of a group serves slot j: it reduces (or gathers) slot j inside the group and speaks for its group in slot j's
-exchange across groups. In a smaller group a position serves several slots.
+Position j of a group serves slot j: it reduces (or gathers) slot j inside the group and speaks for its group in slot
+j's exchange across groups. In a smaller group a position serves several slots.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def _groups(value: Any, n: int) -> Layout:
     except (TypeError, ValueError):
         raise ScheduleError(f"hierarchical: groups={value!r}; give lists of positions, e.g. [[0, 1], [2, 3]]") from None
     if not groups or not all(groups) or sorted(p for g in groups for p in g) != list(range(n)):
-        raise ScheduleError(f"hierarchical: groups={value!r}; every position 0..{n - 1} must stand in exactly one group")
+        raise ScheduleError(f"hierarchical: groups={value!r}; every position 0..{n - 1} must stand in one group")
     return Layout(groups)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from jaxcoll.errors import ScheduleError
@@ -35,14 +36,15 @@ def _shares(value: Any, kind: Kind, n: int) -> list[int]:
     if value is None:
         return [1] * n
     if kind is not Kind.ALL_REDUCE:
-        raise ScheduleError(f"direct: shares= is for all_reduce; {kind.label} fixes who reduces what, so leave shares out")
+        raise ScheduleError(f"direct: leave shares out; only all_reduce takes them, {kind.label} has fixed ones")
+    wanted = f"direct: shares={value!r}; give {n} integers >= 0, not all 0: the part that each position reduces"
     try:
         shares = [int(w) for w in value]
         exact = all(int(w) == w for w in value)
     except (TypeError, ValueError):
-        raise ScheduleError(f"direct: shares={value!r}; give {n} integers, the part that each position reduces") from None
+        raise ScheduleError(wanted) from None
     if len(shares) != n or not exact or min(shares) < 0 or sum(shares) == 0:
-        raise ScheduleError(f"direct: shares={value!r}; give {n} integers >= 0, not all 0, the part that each position reduces")
+        raise ScheduleError(wanted)
     return shares
 
 
@@ -77,9 +79,8 @@ def _others(n: int, p: int) -> list[int]:
 def _one_shot(request: Request) -> Schedule:
     n = request.nranks
     edges = [Edge(0, p, q, Op.REDUCE, (0,)) for q in range(n) for p in range(n) if p != q]
-    graphs = _graphs([edges], "all")
     # Every position adds all contributions itself: only a common order of additions gives all of them the same bits.
-    return Schedule(request.name, request.collective, _steps(graphs), (Chunk(None, None),), graphs, request.pipeline, canonical=True)
+    return replace(_finish(request, (Chunk(None, None),), _graphs([edges], "all")), canonical=True)
 
 
 def _pairwise(request: Request) -> Schedule:
@@ -131,14 +132,16 @@ BUILDERS = (
         (Kind.ALL_REDUCE, Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_TO_ALL, Kind.BROADCAST, Kind.REDUCE),
         _direct,
         "all pairs at once: one step, two for all_reduce",
-        {"shares": "all_reduce: one integer weight a position, the part of the data that it reduces; 0 is allowed (all equal)"},
+        {"shares": "all_reduce: an integer weight a position, the part of the data it reduces, maybe 0 (all 1)"},
     ),
-    Builder("one_shot", (Kind.ALL_REDUCE,), _one_shot, "everybody sends everything to everybody; one step, for tiny messages"),
+    Builder("one_shot", (Kind.ALL_REDUCE,), _one_shot, "everybody sends everything to everybody; for tiny messages"),
     Builder(
         "pairwise",
         (Kind.ALL_TO_ALL, Kind.REDUCE_SCATTER, Kind.ALL_GATHER, Kind.ALL_REDUCE),
         _pairwise,
         "all pairs, one partner a step",
     ),
-    Builder("permute", (Kind.PERMUTE,), _permute, "one message a pair", {"perm": "(source, destination) pairs"}, ("perm",)),
+    Builder(
+        "permute", (Kind.PERMUTE,), _permute, "one message a pair", {"perm": "(source, destination) pairs"}, ("perm",)
+    ),
 )

@@ -84,14 +84,18 @@ class Registry:
             )
         reason = builder.supports(nranks)
         if reason is not None:
-            raise ScheduleError(f"schedule {name!r} can't do {kind.label}: {reason}; others are {_names(self.select(kind))}")
+            raise ScheduleError(
+                f"schedule {name!r} can't do {kind.label}: {reason}; others for it are {_names(self.select(kind))}"
+            )
         return builder.make(self._request(builder, kind, nranks, dict(params)))
 
     @staticmethod
     def _request(builder: Builder, kind: Kind, nranks: int, params: dict[str, Any]) -> Request:
         unknown = [p for p in params if p not in builder.params]
         if unknown:
-            raise ScheduleError(f"schedule {builder.name!r} has no parameter {unknown[0]!r}; it takes {_names(builder.params)}")
+            raise ScheduleError(
+                f"schedule {builder.name!r} has no parameter {unknown[0]!r}; it takes {_names(builder.params)}"
+            )
         missing = [p for p in builder.required if p not in params]
         if missing:
             raise ScheduleError(f"schedule {builder.name!r} needs {missing[0]}=: {builder.params[missing[0]]}")
@@ -112,8 +116,8 @@ REGISTRY = Registry()
 def build(name: str, kind: Kind | str, nranks: int, **params: Any) -> Schedule:
     """Builds schedule `name` for the collective `kind` over `nranks` positions.
 
-    `params` are the builder's own (see `builders`), `pipeline` and `root` among them. Raises `ScheduleError`, listing what is
-    known, for an unknown name or parameter, or for a kind or number of ranks that the builder can't do.
+    `params` are the builder's own (see `builders`), `pipeline` and `root` among them. Raises `ScheduleError`, listing
+    what is known, for an unknown name or parameter, or for a kind or number of ranks that the builder can't do.
     """
     return REGISTRY.build(name, kind, nranks, params)
 

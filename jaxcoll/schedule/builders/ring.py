@@ -12,7 +12,7 @@ def _hops(n: int, chunk: int, start: int, first_step: int, op: Op) -> list[Edge]
 
 
 def _ring(request: Request) -> Schedule:
-    # Chunk c is reduced from position c + 1 round to position c, and spread from there: each chunk is a graph of its own.
+    # Chunk c is reduced from position c + 1 round to position c, then spread from there; each is a graph of its own.
     n, kind = request.nranks, request.kind
     graphs: list[ChunkGraph] = []
     for c in range(n if n > 1 else 0):
@@ -30,10 +30,8 @@ def _ring(request: Request) -> Schedule:
 def _chain(request: Request) -> Schedule:
     # A chain is a ring cut at the root: it pays when `pipeline` keeps all its hops busy.
     n, root = request.nranks, request.root
-    if request.kind is Kind.BROADCAST:
-        edges = _hops(n, 0, root, 0, Op.COPY)
-    else:
-        edges = _hops(n, 0, root + 1, 0, Op.REDUCE)
+    start, op = (root, Op.COPY) if request.kind is Kind.BROADCAST else (root + 1, Op.REDUCE)
+    edges = _hops(n, 0, start, 0, op)
     graphs = (ChunkGraph(tuple(edges), "chain"),) if edges else ()
     return Schedule(request.name, request.collective, n - 1, (Chunk(None, None),), graphs, request.pipeline)
 

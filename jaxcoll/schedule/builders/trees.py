@@ -48,7 +48,7 @@ def binary_tree(n: int) -> Tree:
 
 
 def double_tree(n: int) -> tuple[Tree, Tree]:
-    """NCCL's pair of trees (`ncclGetDtree`): the second mirrors the first if n is even, and is shifted by one if it is odd.
+    """NCCL's pair of trees (`ncclGetDtree`): the second mirrors the first if n is even, and is shifted by one if odd.
 
     Inner positions of one tree are leaves of the other (but for one position when n is odd).
     """
@@ -66,7 +66,7 @@ def double_tree(n: int) -> tuple[Tree, Tree]:
 def tree_edges(tree: Tree, chunks: tuple[int, ...], first_step: int = 0) -> tuple[list[Edge], list[Edge]]:
     """Reduce and broadcast edges of a tree, the broadcast starting where the reduce ends.
 
-    All children of a position send in one step, the one in which its deepest child is ready: so the position's edges lie
+    All children of a position send in one step, the one in which its deepest child is ready: so its edges lie
     between consecutive steps (REACT, Fig. 2), and its reduction order doesn't depend on timing.
     """
     heights, depths = tree.heights(), tree.depths()

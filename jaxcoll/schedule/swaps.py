@@ -1,0 +1,255 @@
+"""Position-equivalent swaps: which ranks may change places at one vertex step of one chunk graph (REACT 5.3.1, A.3).
+
+The paper tries every pair of vertices with a run through the whole network. Here three facts make that cheap, and the
+answer the same: chunk graphs that are equal up to the names of their ranks share one answer; two ranks that neither
+receive nor send a chunk at a step change nothing for it; and all other pairs of a step run together, as one array, from
+the step before the swap, dropping out as soon as they fail or are back on the unswapped course.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import networkx as nx
+import numpy as np
+import numpy.typing as npt
+
+from jaxcoll.schedule.ir import IntArray, Kind, Op, Schedule
+from jaxcoll.schedule.orders import RankEdge, expressions, rank_edges
+from jaxcoll.schedule.table import Table
+from jaxcoll.schedule.verify import check, initial_counts, wanted_at
+
+Sets = tuple[frozenset[int], ...]
+State = npt.NDArray[np.int16]
+
+_MANY = 1000  # counts stop here, far from int16's end
+_BATCH = 1 << 24  # elements of one batch of states
+
+
+@dataclass(frozen=True, eq=False)
+class _ChunkRun:
+    """One chunk of a graph: its edges by step as columns (src, dst, op), the unswapped states, where it must end."""
+
+    steps: list[IntArray]  # [edges][3]
+    states: State  # [steps + 1][ranks][sources]
+    wanted: npt.NDArray[np.bool_]
+    edges: list[int]  # indices in the graph
+
+
+@dataclass(frozen=True, eq=False)
+class _Graph:
+    """A chunk graph with ranks for positions."""
+
+    edges: list[RankEdge]
+    nranks: int
+    steps: int
+    runs: list[_ChunkRun]
+    canonical: bool
+    same_bits: bool
+
+
+def equivalent_swaps(
+    schedule: Schedule, table: Table | None = None, *, same_bits: bool = True
+) -> dict[tuple[int, int], Sets]:
+    """For each (graph, step): the sets of ranks of which any two may be exchanged by `table.swap_vertex`.
+
+    After any one such swap the schedule is still valid, and with `same_bits` all ranks still get the same bits. A swap
+    changes what is possible at other vertices (and, rarely, for other members of its set): then ask with the new table.
+    Sets in which no rank sends or receives at that vertex are left out. Raises `ScheduleInvalid` if the schedule isn't
+    valid under the table (the identity if None) to begin with.
+    """
+    table = table or Table.identity(schedule)
+    check(schedule, table)
+    known: dict[object, list[Sets]] = {}
+    result: dict[tuple[int, int], Sets] = {}
+    for g in range(len(schedule.graphs)):
+        key, label = _signature(schedule, table, g)
+        if key not in known:
+            graph = _graph(schedule, table, g, same_bits)
+            found = [_sets_at(graph, t) for t in range(schedule.steps + 1)]
+            known[key] = [_renamed(sets, label) for sets in found]
+        back = np.argsort(label)
+        for t, sets in enumerate(known[key]):
+            result[g, t] = _renamed(sets, back)
+    return result
+
+
+def _renamed(sets: Sets, name: IntArray) -> Sets:
+    names = name.tolist()
+    return tuple(frozenset(names[r] for r in s) for s in sets)
+
+
+def _signature(schedule: Schedule, table: Table, g: int) -> tuple[object, IntArray]:
+    """A key equal for graphs that differ in the names of ranks and chunks only, and label[rank], this graph's names.
+
+    Names are given in the order in which edges mention them.
+    """
+    ranks: dict[int, int] = {}
+    chunks: dict[int, int] = {}
+    rows: list[tuple[object, ...]] = []
+    for e, r in zip(schedule.graphs[g].edges, rank_edges(schedule, table, g), strict=True):
+        ends = [ranks.setdefault(rank, len(ranks)) for rank in (r.src, r.dst)]
+        carried = [chunks.setdefault(c, len(chunks)) for c in e.chunks]
+        place = (e.src, e.dst) if schedule.canonical else ()  # positions matter only where they give the order
+        rows.append((e.step, *ends, r.op, *carried, place))
+    for rank in range(schedule.nranks):
+        ranks.setdefault(rank, len(ranks))
+    root = schedule.collective.root
+    ends = [
+        (*(None if p is None else ranks[table.home[p]] for p in (chunk.src, chunk.dst, root)), chunk.weight > 0)
+        for chunk in (schedule.chunks[c] for c in chunks)
+    ]
+    label = np.zeros(schedule.nranks, dtype=np.int64)
+    label[list(ranks)] = list(ranks.values())
+    return (tuple(rows), tuple(ends)), label
+
+
+def _graph(schedule: Schedule, table: Table, g: int, same_bits: bool) -> _Graph:
+    edges = rank_edges(schedule, table, g)
+    initial, wanted = initial_counts(schedule, table), wanted_at(schedule, table)
+    carriers: dict[int, list[int]] = defaultdict(list)
+    for i, e in enumerate(schedule.graphs[g].edges):
+        for c in e.chunks:
+            if schedule.chunks[c].weight:
+                carriers[c].append(i)
+    runs: dict[object, _ChunkRun] = {}
+    for c, indices in carriers.items():
+        # Chunks that take the same way from the same start to the same end need one run.
+        key = (tuple(indices), initial[c].tobytes(), wanted[c].tobytes())
+        if key not in runs:
+            runs[key] = _run(edges, indices, initial[c].astype(np.int16), wanted[c], schedule.steps)
+    # Only an all_reduce can complete a sum at several ranks.
+    same_bits = same_bits and schedule.kind is Kind.ALL_REDUCE
+    return _Graph(edges, schedule.nranks, schedule.steps, list(runs.values()), schedule.canonical, same_bits)
+
+
+def _run(
+    edges: list[RankEdge], indices: list[int], initial: State, wanted: npt.NDArray[np.bool_], steps: int
+) -> _ChunkRun:
+    rows: list[list[tuple[int, int, int]]] = [[] for _ in range(steps)]
+    for i in indices:
+        rows[edges[i].step].append((edges[i].src, edges[i].dst, edges[i].op))
+    columns = [np.array(r, dtype=np.int64).reshape(-1, 3) for r in rows]
+    states = [initial[None]]
+    for step in columns:
+        after = states[-1].copy()
+        _advance(after, step[:, 2], step[None, :, 0], step[None, :, 1])
+        states.append(after)
+    return _ChunkRun(columns, np.concatenate(states), wanted, indices)
+
+
+def _advance(states: State, ops: IntArray, src: IntArray, dst: IntArray) -> npt.NDArray[np.bool_]:
+    """Runs one step on states [pairs][ranks][sources] in place; src and dst are [pairs or 1][edges].
+
+    Returns, per pair, whether every sender held something.
+    """
+    pairs = np.arange(len(states))
+    src, dst = np.broadcast_to(src, (len(pairs), len(ops))), np.broadcast_to(dst, (len(pairs), len(ops)))
+    moved = states[pairs[:, None], src]
+    for e, op in enumerate(ops.tolist()):
+        if op == Op.COPY:
+            states[pairs, dst[:, e]] = moved[:, e]
+        else:
+            states[pairs, dst[:, e]] = np.minimum(states[pairs, dst[:, e]] + moved[:, e], _MANY)
+    return moved.any(axis=2).all(axis=1)
+
+
+def _swapped(ranks: IntArray, a: IntArray, b: IntArray) -> IntArray:
+    """[pairs][edges]: `ranks` with a and b exchanged, for every pair."""
+    a, b = a[:, None], b[:, None]
+    return np.where(ranks == a, b, np.where(ranks == b, a, ranks))
+
+
+def _sets_at(graph: _Graph, t: int) -> Sets:
+    arriving = [e for e in graph.edges if e.step == t - 1]
+    leaving = [e for e in graph.edges if e.step == t]
+    active = {e.dst for e in arriving} | {e.src for e in leaving}
+    pairs = [(a, b) for a in range(graph.nranks) for b in range(a + 1, graph.nranks) if a in active or b in active]
+    left = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+    left = left[_no_self_edges(arriving, leaving, left)]
+    for run in graph.runs:
+        left = _surviving(run, t, left)
+    allowed = [(a, b) for a, b in left.tolist() if not graph.same_bits or _same_bits(graph, t, a, b)]
+    idle = [r for r in range(graph.nranks) if r not in active]
+    return _sets(allowed, idle, active)
+
+
+def _no_self_edges(arriving: list[RankEdge], leaving: list[RankEdge], pairs: IntArray) -> npt.NDArray[np.bool_]:
+    a, b = pairs[:, 0], pairs[:, 1]
+    keep = np.ones(len(pairs), dtype=bool)
+    for moving, fixed in (
+        ([e.dst for e in arriving], [e.src for e in arriving]),
+        ([e.src for e in leaving], [e.dst for e in leaving]),
+    ):
+        keep &= (_swapped(np.array(moving, dtype=np.int64), a, b) != np.array(fixed, dtype=np.int64)).all(axis=1)
+    return keep
+
+
+def _surviving(run: _ChunkRun, t: int, pairs: IntArray) -> IntArray:
+    """The pairs whose swap at step t leaves this chunk's result right."""
+    moves = np.zeros(len(run.wanted), dtype=bool)  # who receives this chunk before t, or sends it after
+    if t > 0:
+        moves[run.steps[t - 1][:, 1]] = True
+    if t < len(run.steps):
+        moves[run.steps[t][:, 0]] = True
+    doubtful = moves[pairs].any(axis=1)
+    keep = ~doubtful
+    size = max(1, _BATCH // max(1, run.states[0].size))
+    rows = np.flatnonzero(doubtful)
+    for i in range(0, len(rows), size):
+        part = rows[i : i + size]
+        keep[part] = _survives(run, t, pairs[part])
+    return pairs[keep]
+
+
+def _survives(run: _ChunkRun, t: int, pairs: IntArray) -> npt.NDArray[np.bool_]:
+    ok = np.zeros(len(pairs), dtype=bool)
+    alive = np.arange(len(pairs))
+    first = max(t - 1, 0)
+    states = np.repeat(run.states[first][None], len(pairs), axis=0)
+    for u in range(first, len(run.steps)):
+        step = run.steps[u]
+        if len(step):
+            a, b = pairs[alive, 0], pairs[alive, 1]
+            src = _swapped(step[:, 0], a, b) if u == t else step[None, :, 0]
+            dst = _swapped(step[:, 1], a, b) if u == t - 1 else step[None, :, 1]
+            held = _advance(states, step[:, 2], src, dst)
+            alive, states = alive[held], states[held]
+        if u >= t and len(step):
+            back = (states == run.states[u + 1]).all(axis=(1, 2))  # on the unswapped course again: right to the end
+            ok[alive[back]] = True
+            alive, states = alive[~back], states[~back]
+        if not len(alive):
+            return ok
+    ok[alive] = (states[:, run.wanted] == 1).all(axis=(1, 2))
+    return ok
+
+
+def _same_bits(graph: _Graph, t: int, a: int, b: int) -> bool:
+    name = {a: b, b: a}
+    edges = [
+        e._replace(dst=name.get(e.dst, e.dst)) if e.step == t - 1 else
+        e._replace(src=name.get(e.src, e.src)) if e.step == t else e
+        for e in graph.edges
+    ]
+    for run in graph.runs:
+        if len(set(expressions((edges[i] for i in run.edges), graph.nranks, graph.canonical))) > 1:
+            return False
+    return True
+
+
+def _sets(allowed: Iterable[tuple[int, int]], idle: list[int], active: set[int]) -> Sets:
+    """The maximal sets of pairwise exchangeable ranks; in all usual schedules they don't overlap."""
+    relation = nx.Graph()
+    relation.add_edges_from(allowed)
+    relation.add_edges_from((a, b) for i, a in enumerate(idle) for b in idle[i + 1 :])
+    cliques: list[frozenset[int]] = []
+    for part in nx.connected_components(relation):
+        size = len(part)
+        if relation.subgraph(part).number_of_edges() == size * (size - 1) // 2:
+            cliques.append(frozenset(part))
+        else:
+            cliques += [frozenset(c) for c in nx.find_cliques(relation.subgraph(part))]
+    return tuple(sorted((c for c in cliques if c & active), key=sorted))
