@@ -1,0 +1,77 @@
+"""Cuts that have mattered, kept for reuse.
+
+A cut is a set X of nodes, held as a bit mask, into which every rank outside must be able to send. Packing can go wrong
+only at cuts that are nearly full, and those are few (hosts, single ranks, one degraded region). Everything here works
+against the known cuts, which is cheap, and asks for a maximum flow only to find out whether an unknown cut is in the
+way; what the flow finds joins the pool. The pool also carries over to the next solve of a changed network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class CutPool:
+    """A set of cuts in the order in which they were found; each has a rank inside and a rank outside."""
+
+    def __init__(self, nodes: int, ranks: int, masks: Iterable[int] = ()):
+        self.nodes, self.ranks = nodes, ranks
+        self.masks: list[int] = []
+        self._known: set[int] = set()
+        self._rank_mask = (1 << ranks) - 1
+        for mask in masks:
+            self.add(mask)
+
+    def add(self, mask: int) -> bool:
+        """Adds a cut; False when it was known, or separates no ranks."""
+        inside = mask & self._rank_mask
+        if mask in self._known or inside in (0, self._rank_mask):
+            return False
+        self._known.add(mask)
+        self.masks.append(mask)
+        return True
+
+    def matrix(self) -> NDArray[np.bool_]:
+        """[cuts, nodes]: True where the node lies inside."""
+        return mask_matrix(self.masks, self.nodes)
+
+    def ranks_only(self) -> CutPool:
+        """The cuts as seen once the switches are gone."""
+        return CutPool(self.ranks, self.ranks, (mask & self._rank_mask for mask in self.masks))
+
+
+def mask_matrix(masks: list[int], nodes: int) -> NDArray[np.bool_]:
+    """[masks, nodes] of the bits of the masks."""
+    width = (nodes + 7) // 8
+    packed = np.frombuffer(b"".join(mask.to_bytes(width, "little") for mask in masks), np.uint8)
+    return np.unpackbits(packed.reshape(-1, width), axis=1, bitorder="little")[:, :nodes].astype(np.bool_)
+
+
+def inflow(
+    inside: NDArray[np.bool_], tails: NDArray[np.integer], heads: NDArray[np.integer], capacity: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Capacity into each cut: inside bool[cuts, nodes] -> int64[cuts]."""
+    result = np.zeros(len(inside), np.int64)
+    for row in range(len(inside)):  # one cut at a time: [cuts, arcs] would be large, and int matmul is slow
+        side = inside[row]
+        result[row] = capacity[side[heads] & ~side[tails]].sum()
+    return result
+
+
+def seed_cuts(pool: CutPool, hosts: tuple[int, ...], served: dict[int, set[int]]) -> None:
+    """The usual bottlenecks: one rank, all but one rank, one host (with the switches that serve it alone), all but it."""
+    everything = (1 << pool.nodes) - 1
+    groups: dict[int, int] = {}
+    for rank, host in enumerate(hosts):
+        groups[host] = groups.get(host, 0) | 1 << rank
+    for switch, of in served.items():
+        if len(of) == 1:
+            host = next(iter(of))
+            if host in groups:
+                groups[host] |= 1 << switch
+    for mask in (*(1 << rank for rank in range(pool.ranks)), *groups.values()):
+        pool.add(mask)
+        pool.add(everything ^ mask)
