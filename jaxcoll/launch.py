@@ -30,6 +30,8 @@ from jaxcoll.errors import UsageError
 
 RANK, NPROCS, COORDINATOR = "JAXCOLL_LAUNCH_RANK", "JAXCOLL_LAUNCH_NPROCS", "JAXCOLL_LAUNCH_COORDINATOR"
 
+_DEVICES_FLAG = "--xla_force_host_platform_device_count"
+
 Output = Literal["prefix", "first", "capture"]
 
 _POLL = 0.02
@@ -61,17 +63,22 @@ class Result:
         return 128 - bad if bad < 0 else bad
 
 
-def initialize(**options: Any) -> bool:
+def initialize(*, devices: int | None = None, **options: Any) -> bool:
     """Join the other processes of this launch; call it before anything that starts a JAX backend.
 
+    devices: how many CPU devices this process should have if the launcher did not start it (its environment may say
+        otherwise), so that one program runs both ways.
     options: passed on to `jax.distributed.initialize` (time-outs).
-    Returns False, and does nothing, in a process that the launcher did not start, and in a launch of one process: there
+    Returns whether it joined. It does not in a process that the launcher did not start, nor in a launch of one process:
     `jax.distributed` would only put XLA's collectives between processes in place of its quicker ones inside a process.
     """
-    if int(os.environ.get(NPROCS, 1)) == 1:
-        return False
     import jax
 
+    if RANK not in os.environ and devices is not None and _DEVICES_FLAG not in os.environ.get("XLA_FLAGS", ""):
+        os.environ.setdefault("PJRT_NPROC", _threads_for(devices))
+        jax.config.update("jax_num_cpu_devices", devices)
+    if int(os.environ.get(NPROCS, 1)) == 1:
+        return False
     address = os.environ[COORDINATOR]
     jax.distributed.initialize(
         coordinator_address=address,
@@ -84,18 +91,19 @@ def initialize(**options: Any) -> bool:
     return True
 
 
-def device_env(devices: int, env: Mapping[str, str]) -> dict[str, str]:
-    """`env` with what a process of `devices` CPU devices needs, keeping what is set already.
+def _threads_for(devices: int) -> str:
+    # With fewer than two threads a device, many launches in flight hang XLA's own collectives on a small machine
+    # (jax up to 0.11.1).
+    return str(max(4, os.cpu_count() or 1, 2 * devices))
 
-    PJRT_NPROC: with fewer than two threads a device, many launches in flight hang XLA's own collectives on a small
-    machine (jax up to 0.11.1).
-    """
+
+def device_env(devices: int, env: Mapping[str, str]) -> dict[str, str]:
+    """`env` with what a process of `devices` CPU devices needs, keeping what is set already."""
     out = dict(env)
     out.setdefault("JAX_PLATFORMS", "cpu")
-    out.setdefault("PJRT_NPROC", str(max(4, os.cpu_count() or 1, 2 * devices)))
-    flag = "--xla_force_host_platform_device_count"
-    others = [word for word in out.get("XLA_FLAGS", "").split() if not word.startswith(flag)]
-    out["XLA_FLAGS"] = " ".join([*others, f"{flag}={devices}"])
+    out.setdefault("PJRT_NPROC", _threads_for(devices))
+    others = [word for word in out.get("XLA_FLAGS", "").split() if not word.startswith(_DEVICES_FLAG)]
+    out["XLA_FLAGS"] = " ".join([*others, f"{_DEVICES_FLAG}={devices}"])
     return out
 
 
