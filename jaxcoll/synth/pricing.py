@@ -100,7 +100,7 @@ class Pricer:
         return row
 
     def trees(self, weight: FloatArray, sources: IntArray) -> Forest:
-        """Trees for arc weights `weight` (float64 [arcs], >= 0, inf forbids an arc). Of equal paths the one with the fewest steps is kept."""
+        """Trees for arc weights `weight` (float64 [arcs], or [arcs, S] to price every source alone; >= 0, inf forbids an arc). Of equal paths the one with the fewest steps is kept."""
         dist = np.full((self.net.nodes, len(sources)), np.inf)
         dist[sources, np.arange(len(sources))] = 0.0
         layers: list[tuple[IntArray, Int32Array]] = []
@@ -123,7 +123,7 @@ class Pricer:
         for arcs in heads.arcs:
             n = len(arcs)
             candidate = dist[self.net.tail[arcs]]
-            candidate += weight[arcs, None]
+            candidate += weight[arcs] if weight.ndim == 2 else weight[arcs, None]
             better = candidate < floor[:n]
             np.copyto(best[:n], candidate, where=better)
             np.copyto(floor[:n], candidate, where=better)
