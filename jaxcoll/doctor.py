@@ -12,6 +12,7 @@ import dataclasses
 import importlib.metadata
 import importlib.util
 import os
+import re
 import resource
 import shutil
 import socket
@@ -42,8 +43,8 @@ import jax, jaxcoll, numpy as np
 from jax.sharding import Mesh, PartitionSpec as P
 n = jax.device_count()
 mesh = Mesh(np.array(jax.devices()), ("i",))
-make = lambda: jax.make_array_from_callback((n,), jax.NamedSharding(mesh, P("i")), lambda i: np.arange(n, dtype="f4")[i])
-total = jax.jit(jax.shard_map(lambda x: jaxcoll.psum(x, "i"), mesh=mesh, in_specs=P("i"), out_specs=P()))(make())
+x = jax.make_array_from_callback((n,), jax.NamedSharding(mesh, P("i")), lambda i: np.arange(n, dtype="f4")[i])
+total = jax.jit(jax.shard_map(lambda x: jaxcoll.psum(x, "i"), mesh=mesh, in_specs=P("i"), out_specs=P()))(x)
 assert float(total.addressable_data(0)[0]) == n * (n - 1) / 2, total
 """
 
@@ -181,10 +182,14 @@ def check_collectives() -> Iterator[Finding]:
             yield Finding("ok", f"psum, {label}: right")
             continue
         rank = next(rank for rank, code in enumerate(result.codes) if code)
-        words = result.outputs[rank].strip().splitlines() or [f"exit code {result.codes[rank]}"]
-        yield Finding(
-            "bad", f"psum, {label}: {words[-1]}", "the line above says what failed; JAXCOLL_LOG=debug says more"
-        )
+        said = _error_line(result.outputs[rank]) or f"exit code {result.codes[rank]}"
+        yield Finding("bad", f"psum, {label}: {said}", "the line above says what failed; JAXCOLL_LOG=debug says more")
+
+
+def _error_line(output: str) -> str:
+    lines = output.strip().splitlines()
+    errors = [line for line in lines if re.match(r"[\w.]+(Error|Exception): ", line)]
+    return (errors or lines or [""])[-1]
 
 
 CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
