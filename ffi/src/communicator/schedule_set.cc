@@ -1,0 +1,133 @@
+#include "communicator/schedule_set.h"
+
+#include <algorithm>
+
+namespace jaxcoll {
+namespace {
+
+// Executions older than this many commits are over on every rank: a commit needs the acknowledgement of all of them.
+constexpr size_t kCommitsKept = 64;
+
+}  // namespace
+
+ScheduleSet::ScheduleSet(std::vector<std::shared_ptr<const Program>> programs, size_t chosen) : programs_(std::move(programs)) {
+  auto v = std::make_shared<Version>();
+  v->number = 0;
+  v->program = programs_[chosen];
+  v->table = Table::Identity(*v->program);
+  commits_.push_back({std::move(v), {}});
+}
+
+std::shared_ptr<const Plan> ScheduleSet::PlanOf(Version& v, int rank, bool wide) {
+  std::shared_ptr<const Plan>& plan = v.plans[{rank, wide}];
+  if (plan == nullptr) plan = CompilePlan(v.program, v.table, rank, wide);
+  return plan;
+}
+
+bool ScheduleSet::Covers(const Commit& c, uint64_t site, const Place& place) {
+  auto it = c.points.find(site);
+  return it == c.points.end() || !place.Before(it->second);
+}
+
+std::shared_ptr<const Plan> ScheduleSet::Find(uint64_t site, const Place& place, int rank, bool wide) {
+  for (size_t i = commits_.size(); i-- > 1;)
+    if (Covers(commits_[i], site, place)) return PlanOf(*commits_[i].version, rank, wide);
+  return PlanOf(*commits_[0].version, rank, wide);
+}
+
+std::shared_ptr<const Plan> ScheduleSet::Resolve(uint64_t site, Place place, int rank, bool wide,
+                                                 std::function<void(std::shared_ptr<const Plan>)> start) {
+  std::lock_guard<std::mutex> lock(mu_);
+  if (proposal_ && Covers(*proposal_, site, place)) {
+    waiting_.push_back({site, place, rank, wide, std::move(start)});
+    return nullptr;
+  }
+  auto [it, fresh] = started_.emplace(site, place);
+  if (!fresh && it->second.Before(place)) it->second = place;
+  return Find(site, place, rank, wide);
+}
+
+Status ScheduleSet::Stage(uint64_t version, std::shared_ptr<const Program> program, Table table, const std::vector<int>& ranks, bool wide) {
+  JC_RETURN_IF_ERROR(Validate(*program, table));
+  auto v = std::make_shared<Version>();
+  v->number = version;
+  v->program = std::move(program);
+  v->table = std::move(table);
+  v->table.version = version;
+  // Made here, on the control thread: the first execution under the table finds its plan ready.
+  for (int r : ranks) {
+    PlanOf(*v, r, false);
+    if (wide) PlanOf(*v, r, true);
+  }
+  std::lock_guard<std::mutex> lock(mu_);
+  if (version <= commits_.back().version->number)
+    return Status::Error(Format("table version %llu is not newer than %llu, which is in force", static_cast<unsigned long long>(version),
+                                static_cast<unsigned long long>(commits_.back().version->number)));
+  staged_[version] = std::move(v);
+  return {};
+}
+
+std::map<uint64_t, Place> ScheduleSet::Started() {
+  std::lock_guard<std::mutex> lock(mu_);
+  return started_;
+}
+
+Status ScheduleSet::Propose(uint64_t version, const std::map<uint64_t, Place>& points) {
+  std::lock_guard<std::mutex> lock(mu_);
+  auto it = staged_.find(version);
+  if (it == staged_.end()) return Status::Error(Format("table version %llu is not staged", static_cast<unsigned long long>(version)));
+  if (proposal_) return Status::Error("another table waits for its verdict");
+  for (const auto& [site, last] : started_) {
+    auto point = points.find(site);
+    if (point == points.end() || !last.Before(point->second))
+      return Status::Error(Format("call site %llx has gone past the proposed execution", static_cast<unsigned long long>(site)));
+  }
+  proposal_ = Commit{it->second, points};
+  return {};
+}
+
+Status ScheduleSet::Decide(uint64_t version, bool commit) {
+  std::vector<std::pair<Waiting, std::shared_ptr<const Plan>>> go;
+  {
+    std::lock_guard<std::mutex> lock(mu_);
+    if (!proposal_ || proposal_->version->number != version)
+      return Status::Error(Format("table version %llu is not proposed", static_cast<unsigned long long>(version)));
+    if (commit) {
+      commits_.push_back(std::move(*proposal_));
+      if (commits_.size() > kCommitsKept) {
+        commits_.erase(commits_.begin());
+        commits_.front().points.clear();
+      }
+      staged_.erase(staged_.begin(), staged_.upper_bound(version));
+    }
+    proposal_.reset();
+    for (Waiting& w : waiting_) {
+      auto [it, fresh] = started_.emplace(w.site, w.place);
+      if (!fresh && it->second.Before(w.place)) it->second = w.place;
+      std::shared_ptr<const Plan> plan = Find(w.site, w.place, w.rank, w.wide);
+      go.emplace_back(std::move(w), std::move(plan));
+    }
+    waiting_.clear();
+  }
+  for (auto& [w, plan] : go) w.start(plan);
+  return {};
+}
+
+uint64_t ScheduleSet::version() {
+  std::lock_guard<std::mutex> lock(mu_);
+  return commits_.back().version->number;
+}
+
+size_t ScheduleSet::waiting() {
+  std::lock_guard<std::mutex> lock(mu_);
+  return waiting_.size();
+}
+
+std::vector<uint64_t> ScheduleSet::versions() {
+  std::lock_guard<std::mutex> lock(mu_);
+  std::vector<uint64_t> out;
+  for (const Commit& c : commits_) out.push_back(c.version->number);
+  return out;
+}
+
+}  // namespace jaxcoll

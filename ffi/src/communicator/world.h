@@ -1,0 +1,104 @@
+// A world: this process, its peers, the links between them, the communicators and schedule sets, and the engine that runs operations.
+#ifndef JAXCOLL_COMMUNICATOR_WORLD_H_
+#define JAXCOLL_COMMUNICATOR_WORLD_H_
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "communicator/schedule_set.h"
+#include "executor/engine.h"
+#include "transport/fake.h"
+#include "transport/shm.h"
+#include "transport/tcp.h"
+
+namespace jaxcoll {
+
+// What a compiled program says of a call, with the buffers of one execution. Rows of `devices` are the groups; -1 pads a shorter one.
+struct Call {
+  Kind kind;
+  Reduction reduce;
+  DType dtype;
+  uint64_t site;
+  int64_t set_key;
+  int64_t device;
+  int64_t launch;
+  const int64_t* devices;
+  size_t group_size, groups;
+  std::vector<void*> inputs, outputs;
+  std::vector<int64_t> counts;  // elements a block of each leaf
+};
+
+uint64_t GroupId(const int64_t* devices, size_t count);
+
+class World {
+ public:
+  World(EngineOptions options, int processes, int me);
+  ~World();
+
+  Status AddDevices(int process, const int64_t* devices, size_t count);
+  Status CreateShm(int fd, int places, int place);
+  Status AddShmPeer(int process, int fd, int place, int pid, bool allow_read);
+  Status AddTcpPeer(int process, const std::vector<int>& fds, bool carries_data);
+  Status AddFakePeer(FakeNetwork* net, int process);
+  Status Start();
+  void Stop();
+
+  Status LoadProgram(const uint8_t* bytes, size_t size, int64_t* handle);
+  Status DefineSet(int64_t set_key, const std::vector<int64_t>& programs, size_t chosen);
+
+  // Starts a call's execution. True: it is over, with `status`; else `done` comes later.
+  bool Execute(Call call, Status* status, Completion done);
+
+  // The set of a communicator that this process has a rank of.
+  Status OpenSet(int64_t set_key, const int64_t* devices, size_t count);
+  Status Stage(uint64_t group, int64_t set_key, uint64_t version, int64_t program, const uint8_t* table, size_t size);
+  std::shared_ptr<ScheduleSet> FindSet(uint64_t group, int64_t set_key);
+
+  const char* LinkName(int process) const;
+  Engine* engine() { return engine_.get(); }
+
+ private:
+  struct Member {
+    std::shared_ptr<const Group> group;
+    std::vector<int> local_ranks;
+  };
+  struct Counter {
+    std::deque<std::pair<int64_t, uint32_t>> launches;  // executions of a call site begun by a rank, per launch
+  };
+  // All under mu_.
+  Status GetMember(const int64_t* devices, size_t count, Member* out);
+  Status GetSet(const Member& member, int64_t set_key, std::shared_ptr<ScheduleSet>* out);
+  uint32_t NextIndex(uint64_t group, int rank, uint64_t site, int64_t launch);
+  Status CheckPeer(int process) const;
+
+  const EngineOptions options_;
+  const int processes_, me_;
+  bool started_ = false;
+  std::unordered_map<int64_t, int> process_of_device_;
+  std::unique_ptr<ShmTransport> shm_;
+  std::unique_ptr<TcpTransport> tcp_;
+  std::vector<std::unique_ptr<Link>> owned_links_, life_lines_;
+  std::vector<Link*> links_;
+  FakeNetwork* fake_ = nullptr;
+  std::unique_ptr<Engine> engine_;
+
+  std::mutex mu_;
+  std::vector<std::shared_ptr<const Program>> programs_;
+  struct SetTemplate {
+    std::vector<std::shared_ptr<const Program>> programs;
+    size_t chosen;
+  };
+  std::unordered_map<int64_t, SetTemplate> templates_;
+  std::unordered_map<uint64_t, Member> members_;
+  std::map<std::pair<uint64_t, int64_t>, std::shared_ptr<ScheduleSet>> sets_;
+  std::unordered_map<uint64_t, Counter> counters_;
+};
+
+}  // namespace jaxcoll
+
+#endif  // JAXCOLL_COMMUNICATOR_WORLD_H_

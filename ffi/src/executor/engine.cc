@@ -1,0 +1,481 @@
+#include "executor/engine.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <cstring>
+
+namespace jaxcoll {
+namespace {
+
+constexpr size_t kMaxEarlyBytes = size_t{256} << 20;  // what peers may send ahead of operations that this process has not begun
+constexpr size_t kMaxAborted = 4096;
+constexpr size_t kRecordCapacity = size_t{1} << 17;
+constexpr size_t kHelpFrom = size_t{128} << 10;  // bytes of a task from which waking another thread pays
+constexpr auto kTick = std::chrono::milliseconds(50);
+
+}  // namespace
+
+Engine::Engine(EngineOptions options, int my_process, std::vector<Link*> links)
+    : options_(std::move(options)),
+      my_process_(my_process),
+      links_(std::move(links)),
+      lost_(links_.size()),
+      record_(options_.record),
+      records_(kRecordCapacity) {
+  if (!options_.threads) return;
+  threads_.emplace_back([this] { WatchLoop(); });
+  for (int i = 0; i < options_.helpers; ++i) threads_.emplace_back([this] { HelperLoop(); });
+  for (int i = 0; i < options_.completers; ++i) threads_.emplace_back([this] { CompleterLoop(); });
+}
+
+Engine::~Engine() { Stop(); }
+
+void Engine::Stop() {
+  {
+    std::unique_lock<std::mutex> lock(mu_);
+    if (stopping_.exchange(true)) return;
+    std::vector<OpKey> keys;
+    for (auto& [key, e] : open_) keys.push_back(key.op);
+    for (const OpKey& key : keys) FailKey(key, "this process is leaving", nullptr);
+    FlushFinished(lock);
+  }
+  helper_cv_.notify_all();
+  watch_cv_.notify_all();
+  {
+    std::lock_guard<std::mutex> lock(completer_mu_);
+  }
+  completer_cv_.notify_all();
+  for (std::thread& t : threads_)
+    if (t.get_id() == std::this_thread::get_id())
+      t.detach();
+    else
+      t.join();
+  threads_.clear();
+}
+
+bool Engine::Start(OpRequest request, bool drive, Status* status, Completion done) {
+  std::unique_lock<std::mutex> lock(mu_);
+  auto refuse = [&](const std::string& why) {
+    *status = Status::Error(why);
+    return true;
+  };
+  if (stopping_) return refuse("jaxcoll has been shut down in this process");
+  if (auto it = aborted_.find(request.key); it != aborted_.end()) return refuse(it->second);
+  for (int p : request.group->process)
+    if (p != my_process_ && !lost_[static_cast<size_t>(p)].empty()) return refuse(lost_[static_cast<size_t>(p)]);
+  FullKey key{request.key, request.rank};
+  if (open_.count(key) != 0) return refuse("the same execution of a call began twice on one rank");
+
+  auto owned = std::make_unique<Execution>(this, std::move(request), std::move(done));
+  Execution* e = owned.get();
+  std::shared_ptr<Execution::Caller> caller = e->caller;
+  open_.emplace(key, std::move(owned));
+  if (drive)
+    for (Pollable* p : pollables_) p->Polling(+1);
+  SetBusy();
+  e->Start();
+  if (e->over() && open_.count(key) != 0) Retire(e);  // nothing to do at all
+  if (auto it = early_.find(key); it != early_.end()) {
+    std::vector<Early> early = std::move(it->second);
+    early_.erase(it);
+    for (const Early& m : early) {
+      early_bytes_ -= m.payload.size() + sizeof(Early);
+      Dispatch(m.link, m.header, m.payload.data());
+    }
+  }
+  RunTasks(lock);
+  FlushFinished(lock);
+  if (drive) {
+    lock.unlock();
+    Drive(caller->over);
+    lock.lock();
+    SetBusy();
+    for (Pollable* p : pollables_) p->Polling(-1);
+  }
+  caller->inside = false;
+  if (!caller->over.load(std::memory_order_relaxed)) return false;
+  *status = caller->status;
+  return true;
+}
+
+void Engine::Drive(const std::atomic<bool>& over) {
+  int64_t idle_since = NowNs();
+  while (!over.load(std::memory_order_acquire)) {
+    if (Pump()) {
+      idle_since = NowNs();
+      continue;
+    }
+    if (NowNs() - idle_since > options_.spin_ns) return;
+    sched_yield();
+  }
+}
+
+bool Engine::Pump() {
+  bool any = false;
+  for (Pollable* p : pollables_) any = p->Poll() || any;
+  std::unique_lock<std::mutex> lock(mu_);
+  any = any || !tasks_.empty();
+  RunTasks(lock);
+  FlushFinished(lock);
+  return any;
+}
+
+void Engine::Work() {
+  std::unique_lock<std::mutex> lock(mu_);
+  RunTasks(lock);
+  FlushFinished(lock);
+}
+
+void Engine::RunTasks(std::unique_lock<std::mutex>& lock) {
+  while (!tasks_.empty()) {
+    Task t = tasks_.front();
+    tasks_.pop_front();
+    if (options_.helpers > 0 && !tasks_.empty() && tasks_.front().execution->TaskBytes(tasks_.front().lane, tasks_.front().node) >= kHelpFrom)
+      helper_cv_.notify_one();
+    ++t.execution->running;
+    t.execution->PinSenders(t.lane, t.node, +1);
+    lock.unlock();
+    Status status = t.execution->RunNode(t.lane, t.node);
+    lock.lock();
+    t.execution->PinSenders(t.lane, t.node, -1);
+    --t.execution->running;
+    if (!status.ok()) FailKey(t.execution->request.key, t.execution->Describe() + ": " + status.message(), t.execution);
+    if (!t.execution->failed) {
+      t.execution->NodeRan(t.lane, t.node);
+      continue;
+    }
+    // The operation failed meanwhile: whoever only waited for this task to let go of its memory can leave now.
+    const OpKey key = t.execution->request.key;
+    std::vector<Execution*> leaving;
+    for (int r = 0; r < t.execution->request.group->size(); ++r)
+      if (Execution* e = Find(key, r); e != nullptr && e->failed && e->running == 0) leaving.push_back(e);
+    for (Execution* e : leaving) Retire(e);
+  }
+}
+
+void Engine::FlushFinished(std::unique_lock<std::mutex>& lock) {
+  if (finished_.empty() && graveyard_.empty()) return;
+  std::vector<Finished> finished = std::move(finished_);
+  std::vector<std::unique_ptr<Execution>> dead = std::move(graveyard_);
+  finished_.clear();
+  graveyard_.clear();
+  lock.unlock();
+  dead.clear();
+  if (!finished.empty() && options_.threads && options_.completers > 0) {
+    // A completion runs the rest of the program in place: on a thread of its own, so that nobody's progress waits for it.
+    size_t n = finished.size();
+    {
+      std::lock_guard<std::mutex> completer_lock(completer_mu_);
+      for (Finished& f : finished) completions_.push_back(std::move(f));
+    }
+    if (n == 1)
+      completer_cv_.notify_one();
+    else
+      completer_cv_.notify_all();
+  } else {
+    for (Finished& f : finished) f.done(f.status);
+  }
+  lock.lock();
+}
+
+void Engine::CompleterLoop() {
+  std::unique_lock<std::mutex> lock(completer_mu_);
+  while (true) {
+    completer_cv_.wait(lock, [&] { return stopping_ || !completions_.empty(); });
+    if (completions_.empty()) return;
+    Finished f = std::move(completions_.front());
+    completions_.pop_front();
+    lock.unlock();
+    f.done(f.status);
+    lock.lock();
+  }
+}
+
+void Engine::HelperLoop() {
+  std::unique_lock<std::mutex> lock(mu_);
+  while (!stopping_) {
+    helper_cv_.wait(lock, [&] { return stopping_ || !tasks_.empty(); });
+    RunTasks(lock);
+    FlushFinished(lock);
+  }
+}
+
+void Engine::WatchLoop() {
+  std::unique_lock<std::mutex> lock(mu_);
+  while (!stopping_) {
+    watch_cv_.wait_for(lock, kTick);
+    if (stopping_ || open_.empty()) continue;
+    lock.unlock();
+    Tick();
+    lock.lock();
+  }
+}
+
+void Engine::Tick() {
+  std::unique_lock<std::mutex> lock(mu_);
+  int64_t now = NowNs();
+  struct Verdict {
+    OpKey key, other;
+    std::string why;
+    bool both;
+  };
+  std::vector<Verdict> verdicts;
+  for (auto& [key, e] : open_) {
+    int64_t age = now - e->started_ns;
+    if (e->failed || age < std::min(options_.mismatch_ns, options_.timeout_ns)) continue;
+    if (const Early* m = age >= options_.mismatch_ns ? FindDisagreement(*e) : nullptr) {
+      verdicts.push_back({key.op, m->header.key,
+                          Format("the ranks disagree: %s, but rank %u calls %s", e->Describe().c_str(), m->header.src,
+                                 Execution::DescribeSignature(m->header.signature).c_str()),
+                          true});
+      continue;
+    }
+    bool arrived;
+    if (age >= options_.timeout_ns) {
+      verdicts.push_back({key.op, key.op,
+                          Format("%s: no end after %.1f s (JAXCOLL_TIMEOUT): %s", e->Describe().c_str(), static_cast<double>(age) * 1e-9,
+                                 e->Missing(&arrived).c_str()),
+                          false});
+    } else if (age >= options_.warn_ns && !e->warned) {
+      e->warned = true;
+      if (options_.log)
+        options_.log(Format("%s waits for %.0f s: %s", e->Describe().c_str(), static_cast<double>(age) * 1e-9, e->Missing(&arrived).c_str()));
+    }
+  }
+  for (const Verdict& v : verdicts) {
+    for (const OpKey& key : {v.key, v.other}) {
+      const Execution* teller = nullptr;
+      for (auto& [k, e] : open_)
+        if (k.op == v.key) teller = e.get();
+      if (teller == nullptr && !v.both) continue;
+      // The peers wait under their own key: both are told.
+      if (v.both && teller != nullptr) {
+        for (size_t p = 0; p < links_.size(); ++p)
+          if (links_[p] != nullptr && lost_[p].empty()) {
+            Header h = teller->MakeHeader(MessageType::kAbort, 0, 0, 0);
+            h.key = v.other;
+            Span text{v.why.data(), std::min<size_t>(v.why.size(), 4096)};
+            links_[p]->Send(h, &text, 1);
+          }
+      }
+      FailKey(key, v.why, teller);
+    }
+  }
+  RunTasks(lock);
+  FlushFinished(lock);
+}
+
+// A peer that waits at the same call site under another launch with another operation: the programs differ.
+const Engine::Early* Engine::FindDisagreement(const Execution& e) const {
+  for (const auto& [key, list] : early_) {
+    if (key.rank != e.request.rank || key.op.comm != e.request.key.comm || key.op.site != e.request.key.site) continue;
+    for (const Early& m : list)
+      if (m.header.signature != e.signature() && !e.heard(m.header.src)) return &m;
+  }
+  return nullptr;
+}
+
+Execution* Engine::Find(const OpKey& key, int rank) {
+  auto it = open_.find(FullKey{key, rank});
+  return it == open_.end() ? nullptr : it->second.get();
+}
+
+void Engine::SetBusy() {
+  bool busy = !open_.empty();
+  if (busy == busy_) return;
+  busy_ = busy;
+  for (Pollable* p : pollables_) p->SetBusy(busy);
+}
+
+size_t Engine::open_operations() {
+  std::lock_guard<std::mutex> lock(mu_);
+  return open_.size();
+}
+
+void Engine::SetRecordSink(std::function<void()> wake, size_t threshold) {
+  std::lock_guard<std::mutex> lock(mu_);
+  record_wake_ = std::move(wake);
+  record_threshold_ = threshold;
+}
+
+void Engine::SendTo(const Execution& from, int to_rank, Header header, const Span* payload, size_t spans) {
+  int process = from.request.group->process[static_cast<size_t>(to_rank)];
+  if (process != my_process_) {
+    links_[static_cast<size_t>(process)]->Send(header, payload, spans);
+    return;
+  }
+  // A local offer: `payload` is an array of RemoteSpan.
+  header.payload = static_cast<uint32_t>(spans * sizeof(RemoteSpan));
+  Dispatch(nullptr, header, payload);
+}
+
+void Engine::OnMessage(Link* link, const Header& header, const void* payload) {
+  std::unique_lock<std::mutex> lock(mu_);
+  Dispatch(link, header, payload);
+}
+
+void Engine::Dispatch(Link* link, const Header& h, const void* payload) {
+  if (h.type == MessageType::kAbort) {
+    std::string why(static_cast<const char*>(payload), std::min<size_t>(h.payload, 4096));
+    FailKey(h.key, why, nullptr);
+    return;
+  }
+  Execution* e = Find(h.key, h.dst);
+  if (e == nullptr) {
+    if (h.type != MessageType::kAck) KeepEarly(link, h, payload);
+    return;
+  }
+  if (e->failed) return;
+  if (h.src >= e->request.group->size() || (link != nullptr && e->request.group->process[h.src] != link->process())) return;
+  if (h.signature != e->signature()) {
+    FailKey(h.key, Format("the ranks disagree: %s, but rank %u calls %s%s", e->Describe().c_str(), h.src,
+                          Execution::DescribeSignature(h.signature).c_str(),
+                          (h.signature >> 8) == (e->signature() >> 8) ? " with another schedule or table" : ""), e);
+    return;
+  }
+  switch (h.type) {
+    case MessageType::kOffer:
+      e->OnOffer(link, h, static_cast<const RemoteSpan*>(payload), h.payload / sizeof(RemoteSpan), link == nullptr ? Find(h.key, h.src) : nullptr);
+      break;
+    case MessageType::kEager: e->OnEager(link, h, payload); break;
+    case MessageType::kReady: e->OnReady(link, h); break;
+    case MessageType::kAck: e->OnAck(h); break;
+    default: break;
+  }
+}
+
+void Engine::KeepEarly(Link* link, const Header& h, const void* payload) {
+  if (aborted_.count(h.key) != 0) return;
+  size_t bytes = h.payload + sizeof(Early);
+  if (early_bytes_ + bytes > kMaxEarlyBytes) {
+    if (options_.log) options_.log(Format("rank %u sent more than %zu MiB ahead; message dropped", h.src, kMaxEarlyBytes >> 20));
+    return;
+  }
+  early_bytes_ += bytes;
+  const auto* p = static_cast<const uint8_t*>(payload);
+  early_[FullKey{h.key, h.dst}].push_back({link, h, std::vector<uint8_t>(p, p + h.payload)});
+}
+
+std::vector<MutableSpan> Engine::OnData(Link* link, const Header& h) {
+  std::unique_lock<std::mutex> lock(mu_);
+  Execution* e = Find(h.key, h.dst);
+  if (e == nullptr || e->failed || h.src >= e->request.group->size() || e->request.group->process[h.src] != link->process() ||
+      h.signature != e->signature())
+    return {};
+  std::vector<MutableSpan> target = e->DataTarget(link, h);
+  if (!target.empty()) ++e->running;
+  return target;
+}
+
+void Engine::OnLanded(Link* link, const Header& h) {
+  std::unique_lock<std::mutex> lock(mu_);
+  Execution* e = Find(h.key, h.dst);
+  if (e == nullptr) return;
+  --e->running;
+  if (!e->failed)
+    e->OnLanded(link, h);
+  else if (e->running == 0)
+    Retire(e);
+}
+
+void Engine::OnSent(Link*, uint64_t token) {
+  std::unique_lock<std::mutex> lock(mu_);
+  auto it = streams_.find(token);
+  if (it == streams_.end()) return;
+  StreamRef ref = it->second;
+  streams_.erase(it);
+  Execution* e = Find(ref.key, ref.rank);
+  if (e != nullptr && !e->failed) e->SendDone(ref.lane, ref.node);
+}
+
+void Engine::OnLinkDown(Link* link, const std::string& why) { ProcessLost(link->process(), why); }
+
+void Engine::ProcessLost(int process, const std::string& why) {
+  std::unique_lock<std::mutex> lock(mu_);
+  std::string& lost = lost_[static_cast<size_t>(process)];
+  if (!lost.empty()) return;
+  lost = why;
+  std::vector<std::pair<OpKey, std::string>> keys;
+  for (auto& [key, e] : open_) {
+    const std::vector<int>& processes = e->request.group->process;
+    auto it = std::find(processes.begin(), processes.end(), process);
+    if (it == processes.end() || e->failed) continue;
+    bool arrived;
+    keys.emplace_back(key.op, Format("rank %d is lost (%s) during %s: %s", static_cast<int>(it - processes.begin()), why.c_str(),
+                                     e->Describe().c_str(), e->Missing(&arrived).c_str()));
+  }
+  for (auto& [key, text] : keys) {
+    const Execution* teller = nullptr;
+    for (auto& [k, e] : open_)
+      if (k.op == key) teller = e.get();
+    if (teller != nullptr) FailKey(key, text, teller);
+  }
+  FlushFinished(lock);
+}
+
+void Engine::FailKey(const OpKey& key, const std::string& why, const Execution* tell) {
+  if (aborted_.emplace(key, why).second) {
+    aborted_order_.push_back(key);
+    if (aborted_order_.size() > kMaxAborted) {
+      aborted_.erase(aborted_order_.front());
+      aborted_order_.pop_front();
+    }
+    if (tell != nullptr) {
+      std::vector<int> told{my_process_};
+      const std::vector<int>& processes = tell->request.group->process;
+      for (size_t r = 0; r < processes.size(); ++r) {
+        if (std::find(told.begin(), told.end(), processes[r]) != told.end()) continue;
+        told.push_back(processes[r]);
+        if (!lost_[static_cast<size_t>(processes[r])].empty()) continue;
+        Header h = tell->MakeHeader(MessageType::kAbort, static_cast<int>(r), 0, 0);
+        h.key = key;
+        Span text{why.data(), std::min<size_t>(why.size(), 4096)};
+        links_[static_cast<size_t>(processes[r])]->Send(h, &text, 1);
+      }
+    }
+  }
+  std::vector<Execution*> mine;
+  for (auto& [k, e] : open_)
+    if (k.op == key && !e->failed) mine.push_back(e.get());
+  for (Execution* e : mine) {
+    e->failed = true;
+    e->failure = why;
+    tasks_.erase(std::remove_if(tasks_.begin(), tasks_.end(), [&](const Task& t) { return t.execution == e; }), tasks_.end());
+    for (Link* link : links_)
+      if (link != nullptr) e->running -= link->Forget(key, e->request.rank);
+  }
+  for (auto it = streams_.begin(); it != streams_.end();) it = it->second.key == key ? streams_.erase(it) : std::next(it);
+  for (auto it = early_.begin(); it != early_.end();) {
+    if (!(it->first.op == key)) {
+      ++it;
+      continue;
+    }
+    for (const Early& m : it->second) early_bytes_ -= m.payload.size() + sizeof(Early);
+    it = early_.erase(it);
+  }
+  for (Execution* e : mine)
+    if (e->running == 0) Retire(e);
+}
+
+void Engine::Retire(Execution* e) {
+  auto it = open_.find(FullKey{e->request.key, e->request.rank});
+  if (it == open_.end() || it->second.get() != e) return;
+  Status status = e->failed ? Status::Error(e->failure) : Status();
+  if (!e->failed && record_.load(std::memory_order_relaxed)) {
+    size_t held = 0;
+    e->AddRecords(&records_, &held);
+    if (record_wake_ && held >= record_threshold_) record_wake_();
+  }
+  if (e->caller->inside) {
+    e->caller->status = status;
+    e->caller->over.store(true, std::memory_order_release);
+  } else {
+    finished_.push_back({std::move(e->done), status});
+  }
+  graveyard_.push_back(std::move(it->second));
+  open_.erase(it);
+  SetBusy();
+}
+
+}  // namespace jaxcoll

@@ -1,0 +1,157 @@
+// The engine runs operations of the local ranks, edge by edge, driven by events: an operation starts, a message arrives, a task is done.
+//
+// Threads. One mutex guards all state machines; bytes are moved and reduced outside it, by whichever thread is in RunTasks(): the
+// handler's own thread, a transport's service thread, a helper. Nobody ever waits for a peer inside a handler, except for the bounded
+// polling of Drive(). Callbacks to the caller (Completion) run without the mutex.
+#ifndef JAXCOLL_EXECUTOR_ENGINE_H_
+#define JAXCOLL_EXECUTOR_ENGINE_H_
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "base/status.h"
+#include "executor/execution.h"
+#include "telemetry/record.h"
+#include "transport/link.h"
+
+namespace jaxcoll {
+
+struct EngineOptions {
+  int64_t timeout_ns = 300 * int64_t{1000000000};
+  int64_t warn_ns = 20 * int64_t{1000000000};
+  int64_t mismatch_ns = int64_t{1000000000};
+  int64_t spin_ns = 200 * 1000;
+  int helpers = 0;       // threads that take tasks beside the callers
+  int completers = 2;    // threads that run completions which can't run in place
+  bool record = true;
+  bool threads = true;   // false: a test drives everything from one thread
+  size_t lane_bytes = size_t{512} << 10;   // a chunk is cut into lanes of about this size
+  size_t landing_bytes = size_t{16} << 20; // push links: memory for what has arrived and not been reduced
+  std::function<void(const std::string&)> log;
+};
+
+class Engine : public LinkSink {
+ public:
+  // `links[p]` leads to process p; links[my_process] is null. Both outlive the engine's last operation.
+  Engine(EngineOptions options, int my_process, std::vector<Link*> links);
+  ~Engine() override;
+
+  void AddPollable(Pollable* p) { pollables_.push_back(p); }
+
+  // Starts an operation of a local rank. Returns true if it is over already (status tells how); else `done` will be called once.
+  // With `drive` it polls and works until the operation is over or nothing has happened for spin_ns.
+  bool Start(OpRequest request, bool drive, Status* status, Completion done);
+
+  // One round of work, for tests without threads: polls, runs tasks. Returns whether anything happened.
+  bool Pump();
+  // Deadlines, late ranks, disagreements. Called by the watch thread; by tests without threads.
+  void Tick();
+
+  size_t open_operations();
+  RecordBuffer& records() { return records_; }
+  void SetRecordSink(std::function<void()> wake, size_t threshold);
+  void set_record(bool on) { record_ = on; }
+  // Fails every open operation that needs this process, and every later one until it comes back never.
+  void ProcessLost(int process, const std::string& why);
+  // Stops the threads; open operations fail.
+  void Stop();
+
+  void OnMessage(Link* link, const Header& header, const void* payload) override;
+  std::vector<MutableSpan> OnData(Link* link, const Header& header) override;
+  void OnLanded(Link* link, const Header& header) override;
+  void OnSent(Link* link, uint64_t token) override;
+  void OnLinkDown(Link* link, const std::string& why) override;
+  void Work() override;
+
+ private:
+  friend class Execution;
+  struct FullKey {
+    OpKey op;
+    int rank;
+    bool operator==(const FullKey& o) const { return op == o.op && rank == o.rank; }
+  };
+  struct Hash {
+    size_t operator()(const OpKey& k) const {
+      return static_cast<size_t>(Mix64(k.comm ^ Mix64(k.site ^ Mix64(static_cast<uint64_t>(k.launch) ^ (uint64_t{k.index} << 40)))));
+    }
+    size_t operator()(const FullKey& k) const { return (*this)(k.op) * 31 + static_cast<size_t>(k.rank); }
+  };
+  struct Early {
+    Link* link;
+    Header header;
+    std::vector<uint8_t> payload;
+  };
+  struct Task {
+    Execution* execution;
+    uint32_t lane, node;
+  };
+  struct Finished {
+    Completion done;
+    Status status;
+  };
+
+  void RunTasks(std::unique_lock<std::mutex>& lock);
+  void Dispatch(Link* link, const Header& header, const void* payload);  // under mu_
+  void KeepEarly(Link* link, const Header& header, const void* payload);
+  void SendTo(const Execution& from, int to_rank, Header header, const Span* payload, size_t spans);
+  void Drive(const std::atomic<bool>& over);
+  // Fails the operation on every local rank, and on the peers if `tell` (whose group then says who they are).
+  void FailKey(const OpKey& key, const std::string& why, const Execution* tell);
+  void Retire(Execution* e);                  // under mu_: the operation is over, for better or worse
+  void FlushFinished(std::unique_lock<std::mutex>& lock);
+  Execution* Find(const OpKey& key, int rank);
+  void SetBusy();
+  void WatchLoop();
+  void HelperLoop();
+  void CompleterLoop();
+  const Early* FindDisagreement(const Execution& e) const;
+
+  const EngineOptions options_;
+  const int my_process_;
+  const std::vector<Link*> links_;
+  std::vector<Pollable*> pollables_;
+  std::vector<std::string> lost_;  // [process] why it is gone, empty while it lives
+
+  std::mutex mu_;
+  std::unordered_map<FullKey, std::unique_ptr<Execution>, Hash> open_;
+  std::unordered_map<FullKey, std::vector<Early>, Hash> early_;
+  size_t early_bytes_ = 0;
+  std::unordered_map<OpKey, std::string, Hash> aborted_;
+  std::deque<OpKey> aborted_order_;
+  std::deque<Task> tasks_;
+  std::vector<Finished> finished_;
+  std::vector<std::unique_ptr<Execution>> graveyard_;
+  uint64_t next_token_ = 1;
+  struct StreamRef {
+    OpKey key;
+    int rank;
+    uint32_t lane, node;
+  };
+  std::unordered_map<uint64_t, StreamRef> streams_;
+  bool busy_ = false;
+
+  std::atomic<bool> record_;
+  RecordBuffer records_;
+  std::function<void()> record_wake_;
+  size_t record_threshold_ = 0;
+
+  std::atomic<bool> stopping_{false};
+  std::condition_variable helper_cv_, watch_cv_;
+  std::mutex completer_mu_;
+  std::condition_variable completer_cv_;
+  std::deque<Finished> completions_;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace jaxcoll
+
+#endif  // JAXCOLL_EXECUTOR_ENGINE_H_

@@ -1,0 +1,559 @@
+#include "executor/execution.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "executor/engine.h"
+
+namespace jaxcoll {
+namespace {
+
+constexpr int64_t kBounceElements = 16 << 10;  // of a remote source per pass: the bounce buffers of a fan-in stay in the L2 cache
+constexpr uint32_t kMaxLanes = 4096;
+
+// Where byte `at` of a list of spans lies, and how many bytes follow it there.
+const uint8_t* LocateSpan(const RemoteSpan* spans, size_t count, size_t at, size_t* left) {
+  for (size_t i = 0; i < count; ++i) {
+    if (at < spans[i].size) {
+      *left = spans[i].size - at;
+      return reinterpret_cast<const uint8_t*>(spans[i].address) + at;
+    }
+    at -= spans[i].size;
+  }
+  *left = 0;
+  return nullptr;
+}
+
+// Bytes [at, at + size) of a list of spans, as a list.
+std::vector<RemoteSpan> SubSpans(const RemoteSpan* spans, size_t count, size_t at, size_t size) {
+  std::vector<RemoteSpan> out;
+  for (size_t i = 0; i < count && size > 0; ++i) {
+    if (at >= spans[i].size) {
+      at -= spans[i].size;
+      continue;
+    }
+    size_t take = std::min<size_t>(spans[i].size - at, size);
+    out.push_back({spans[i].address + at, take});
+    at = 0;
+    size -= take;
+  }
+  return out;
+}
+
+}  // namespace
+
+Execution::Execution(Engine* engine, OpRequest req, Completion completion)
+    : request(std::move(req)),
+      done(std::move(completion)),
+      started_ns(NowNs()),
+      engine_(engine),
+      plan_(*request.plan),
+      program_(*plan_.program),
+      element_size_(ElementSize(request.dtype)) {
+  int64_t n = request.input.leaves.empty() ? request.output.block_elements : request.input.block_elements;
+  signature_ = (uint64_t{static_cast<uint8_t>(program_.kind)} << 60) | (uint64_t{static_cast<uint8_t>(request.reduce)} << 56) |
+               (uint64_t{static_cast<uint8_t>(request.dtype)} << 48) | ((static_cast<uint64_t>(n) & 0xffffffffffull) << 8) |
+               (Mix64(program_.id ^ (plan_.table_version << 32)) & 0xff);
+  size_t largest = 0;
+  for (uint32_t c = 0; c < program_.chunks.size(); ++c) {
+    ranges_.push_back(program_.ChunkRange(c, n));
+    largest = std::max(largest, static_cast<size_t>(ranges_.back().size()) * element_size_);
+  }
+  size_t lane_bytes = engine_->options_.lane_bytes;
+  lanes_ = static_cast<uint32_t>(std::clamp<size_t>((largest + lane_bytes - 1) / lane_bytes, static_cast<size_t>(program_.pipeline), kMaxLanes));
+  bool pull = true;
+  for (const Incoming& i : plan_.incoming) pull = pull && (Local(i.peer) || LinkTo(i.peer)->can_read());
+  size_t landing = std::max<size_t>(1, plan_.max_fan_in) * std::max<size_t>(1, (largest * (plan_.wide ? 2 : 1)) / lanes_);
+  window_ = pull ? 16 : static_cast<uint32_t>(std::clamp<size_t>(engine_->options_.landing_bytes / landing, 2, 64));
+  window_ = std::max(window_, static_cast<uint32_t>(std::min(program_.pipeline, 16)));
+  window_ = std::min(window_, lanes_);
+
+  nodes_left_ = plan_.nodes.size() * lanes_;
+  send_index_.resize(plan_.nodes.size());
+  for (uint32_t i = 0; i < plan_.nodes.size(); ++i)
+    if (plan_.nodes[i].kind == NodeKind::kSend) send_index_[i] = static_cast<uint32_t>(num_sends_++);
+  in_.resize(plan_.incoming.size() * lanes_);
+  out_.resize(num_sends_ * lanes_);
+  deps_.resize(plan_.nodes.size() * lanes_);
+  missing_.resize(plan_.nodes.size() * lanes_);
+  lane_left_.assign(lanes_, static_cast<uint32_t>(plan_.nodes.size()));
+  for (const ScratchSlot& s : plan_.scratch)
+    scratch_.emplace_back(new uint8_t[static_cast<size_t>(std::max<int64_t>(1, ranges_[s.chunk].size())) * WireSize(s.wide)]);
+  heard_.resize(static_cast<size_t>(request.group->size()));
+}
+
+Link* Execution::LinkTo(int rank) const { return engine_->links_[static_cast<size_t>(request.group->process[static_cast<size_t>(rank)])]; }
+bool Execution::Local(int rank) const { return request.group->process[static_cast<size_t>(rank)] == engine_->my_process_; }
+
+Range Execution::LaneOf(uint32_t chunk, uint32_t lane) const {
+  return Program::LaneRange(ranges_[chunk], static_cast<int>(lane), static_cast<int>(lanes_));
+}
+
+void Execution::Start() {
+  while (next_lane_ < window_) StartLane(next_lane_++);
+}
+
+void Execution::StartLane(uint32_t lane) {
+  int64_t now = NowNs();
+  for (uint32_t i = 0; i < plan_.nodes.size(); ++i) {
+    const Node& node = plan_.nodes[i];
+    deps(lane, i) = node.num_deps;
+    uint32_t& left = missing(lane, i);
+    left = 0;
+    if (node.kind != NodeKind::kVertex) continue;
+    for (uint32_t k = node.first_in; k < node.first_in + node.num_in; ++k) {
+      InState& s = in(lane, k);
+      s.accept_ns = now;
+      if (s.state == In::kNone && TransferBytes(lane, node.chunk, plan_.incoming[k].wide) == 0) s.state = In::kInPlace;
+      if (s.state == In::kNone || s.state == In::kLanding) ++left;
+      if (s.state == In::kNone && !InPlace(node)) Accept(lane, k);
+    }
+  }
+  for (uint32_t root : plan_.roots) DepsMet(lane, root);
+}
+
+void Execution::DepsMet(uint32_t lane, uint32_t id) {
+  if (failed) return;
+  const Node& node = plan_.nodes[id];
+  if (node.kind == NodeKind::kSend) return IssueSend(lane, id);
+  if (node.kind == NodeKind::kVertex) {
+    if (InPlace(node) && in(lane, node.first_in).state == In::kNone) Accept(lane, node.first_in);
+    if (missing(lane, id) != 0) return;
+  }
+  engine_->tasks_.push_back({this, lane, id});
+}
+
+void Execution::Accept(uint32_t lane, uint32_t i) {
+  InState& s = in(lane, i);
+  const Incoming& incoming = plan_.incoming[i];
+  s.accept_ns = NowNs();
+  if (Local(incoming.peer) || s.ready_sent) return;
+  Link* link = LinkTo(incoming.peer);
+  size_t bytes = TransferBytes(lane, plan_.nodes[plan_.node_of_incoming[i]].chunk, incoming.wide);
+  if (link->can_read() || bytes <= link->eager_limit()) return;
+  s.ready_sent = true;
+  link->Send(MakeHeader(MessageType::kReady, incoming.peer, lane, incoming.transfer), nullptr, 0);
+}
+
+Header Execution::MakeHeader(MessageType type, int to, uint32_t lane, uint32_t transfer) const {
+  Header h;
+  h.type = type;
+  h.src = static_cast<uint16_t>(request.rank);
+  h.dst = static_cast<uint16_t>(to);
+  h.lane = static_cast<uint16_t>(lane);
+  h.key = request.key;
+  h.transfer = transfer;
+  h.signature = signature_;
+  return h;
+}
+
+void Execution::IssueSend(uint32_t lane, uint32_t id) {
+  const Node& node = plan_.nodes[id];
+  OutState& o = out(lane, id);
+  o.data_ready = true;
+  o.ready_ns = NowNs();
+  Range r = LaneOf(node.chunk, lane);
+  size_t bytes = static_cast<size_t>(r.size()) * WireSize(node.wide);
+  if (bytes == 0) return SendDone(lane, id);
+  std::vector<Span> spans = SlotSpans(node.src, node.chunk, r);
+  if (Local(node.peer)) {
+    std::vector<RemoteSpan> remote;
+    for (const Span& s : spans) remote.push_back({reinterpret_cast<uint64_t>(s.data), s.size});
+    engine_->SendTo(*this, node.peer, MakeHeader(MessageType::kOffer, node.peer, lane, node.transfer),
+                    reinterpret_cast<const Span*>(remote.data()), remote.size());
+    return;
+  }
+  Link* link = LinkTo(node.peer);
+  if (bytes <= link->eager_limit()) {
+    link->Send(MakeHeader(MessageType::kEager, node.peer, lane, node.transfer), spans.data(), spans.size());
+    return SendDone(lane, id);
+  }
+  if (link->can_read()) {
+    std::vector<RemoteSpan> remote;
+    for (const Span& s : spans) remote.push_back({reinterpret_cast<uint64_t>(s.data), s.size});
+    Span payload{remote.data(), remote.size() * sizeof(RemoteSpan)};
+    link->Send(MakeHeader(MessageType::kOffer, node.peer, lane, node.transfer), &payload, 1);
+    return;
+  }
+  if (o.peer_ready) Stream(lane, id);
+}
+
+void Execution::Stream(uint32_t lane, uint32_t id) {
+  const Node& node = plan_.nodes[id];
+  OutState& o = out(lane, id);
+  if (o.streaming) return;
+  o.streaming = true;
+  o.begin_ns = NowNs();
+  Range r = LaneOf(node.chunk, lane);
+  Header h = MakeHeader(MessageType::kData, node.peer, lane, node.transfer);
+  h.total = static_cast<uint64_t>(r.size()) * WireSize(node.wide);
+  uint64_t token = engine_->next_token_++;
+  engine_->streams_[token] = {request.key, request.rank, lane, id};
+  LinkTo(node.peer)->Stream(h, SlotSpans(node.src, node.chunk, r), token);
+}
+
+void Execution::OnOffer(Link* link, const Header& h, const RemoteSpan* spans, size_t count, Execution* local_sender) {
+  heard_[h.src] = true;
+  if (h.transfer >= plan_.recv_of_transfer.size() || h.lane >= lanes_ || plan_.recv_of_transfer[h.transfer] < 0 || count == 0) return;
+  auto i = static_cast<uint32_t>(plan_.recv_of_transfer[h.transfer]);
+  InState& s = in(h.lane, i);
+  if (s.state != In::kNone) return;
+  size_t total = 0;
+  for (size_t k = 0; k < count; ++k) total += spans[k].size;
+  const Incoming& incoming = plan_.incoming[i];
+  if (incoming.peer != h.src || total != TransferBytes(h.lane, plan_.nodes[plan_.node_of_incoming[i]].chunk, incoming.wide)) return;
+  s.link = link;
+  s.local_sender = local_sender;
+  s.first = spans[0];
+  s.more.assign(spans + (count > 1 ? 0 : count), spans + count);
+  s.state = In::kOffered;
+  Arrived(h.lane, i);
+}
+
+void Execution::OnEager(Link* link, const Header& h, const void* payload) {
+  heard_[h.src] = true;
+  if (h.transfer >= plan_.recv_of_transfer.size() || h.lane >= lanes_ || plan_.recv_of_transfer[h.transfer] < 0) return;
+  auto i = static_cast<uint32_t>(plan_.recv_of_transfer[h.transfer]);
+  InState& s = in(h.lane, i);
+  const Incoming& incoming = plan_.incoming[i];
+  if (s.state != In::kNone || incoming.peer != h.src ||
+      h.payload != TransferBytes(h.lane, plan_.nodes[plan_.node_of_incoming[i]].chunk, incoming.wide))
+    return;
+  s.link = link;
+  s.buffer.reset(new uint8_t[h.payload]);
+  memcpy(s.buffer.get(), payload, h.payload);
+  s.state = In::kHeld;
+  Arrived(h.lane, i);
+}
+
+void Execution::OnReady(Link*, const Header& h) {
+  heard_[h.src] = true;
+  if (h.transfer >= plan_.send_of_transfer.size() || h.lane >= lanes_ || plan_.send_of_transfer[h.transfer] < 0) return;
+  auto id = static_cast<uint32_t>(plan_.send_of_transfer[h.transfer]);
+  OutState& o = out(h.lane, id);
+  if (plan_.nodes[id].peer != h.src || o.peer_ready) return;
+  o.peer_ready = true;
+  if (o.data_ready && !o.done) Stream(h.lane, id);
+}
+
+std::vector<MutableSpan> Execution::DataTarget(Link* link, const Header& h) {
+  heard_[h.src] = true;
+  if (h.transfer >= plan_.recv_of_transfer.size() || h.lane >= lanes_ || plan_.recv_of_transfer[h.transfer] < 0) return {};
+  auto i = static_cast<uint32_t>(plan_.recv_of_transfer[h.transfer]);
+  InState& s = in(h.lane, i);
+  const Incoming& incoming = plan_.incoming[i];
+  const Node& node = plan_.nodes[plan_.node_of_incoming[i]];
+  size_t total = TransferBytes(h.lane, node.chunk, incoming.wide);
+  // Only what was asked for is taken: a peer can't make this process write elsewhere or hold more.
+  if (!s.ready_sent || incoming.peer != h.src || h.total != total || h.offset > total || h.payload > total - h.offset ||
+      (s.state != In::kNone && s.state != In::kLanding))
+    return {};
+  if (s.state == In::kNone) {
+    s.state = In::kLanding;
+    s.link = link;
+    s.arrive_ns = NowNs();
+    if (!InPlace(node)) s.buffer.reset(new uint8_t[total]);
+  }
+  if (!InPlace(node)) return {{s.buffer.get() + h.offset, h.payload}};
+  std::vector<MutableSpan> target;
+  size_t skip = h.offset, want = h.payload;
+  for (const Span& span : SlotSpans(node.dst, node.chunk, LaneOf(node.chunk, h.lane))) {
+    if (want == 0) break;
+    if (skip >= span.size) {
+      skip -= span.size;
+      continue;
+    }
+    size_t take = std::min(span.size - skip, want);
+    target.push_back({static_cast<uint8_t*>(const_cast<void*>(span.data)) + skip, take});
+    skip = 0;
+    want -= take;
+  }
+  return target;
+}
+
+void Execution::OnLanded(Link*, const Header& h) {
+  if (h.transfer >= plan_.recv_of_transfer.size() || h.lane >= lanes_ || plan_.recv_of_transfer[h.transfer] < 0) return;
+  auto i = static_cast<uint32_t>(plan_.recv_of_transfer[h.transfer]);
+  InState& s = in(h.lane, i);
+  if (s.state != In::kLanding) return;
+  s.received += h.payload;
+  if (s.received < h.total) return;
+  s.transfer_ns = NowNs() - s.arrive_ns;
+  s.state = s.buffer ? In::kHeld : In::kInPlace;
+  Arrived(h.lane, i);
+}
+
+void Execution::Arrived(uint32_t lane, uint32_t i) {
+  InState& s = in(lane, i);
+  if (s.arrive_ns == 0) s.arrive_ns = NowNs();
+  if (lane >= next_lane_) return;  // StartLane will count it
+  uint32_t id = plan_.node_of_incoming[i];
+  if (--missing(lane, id) == 0 && deps(lane, id) == 0 && !failed) engine_->tasks_.push_back({this, lane, id});
+}
+
+void Execution::OnAck(const Header& h) {
+  if (h.transfer >= plan_.send_of_transfer.size() || h.lane >= lanes_ || plan_.send_of_transfer[h.transfer] < 0) return;
+  auto id = static_cast<uint32_t>(plan_.send_of_transfer[h.transfer]);
+  if (plan_.nodes[id].peer == h.src && out(h.lane, id).data_ready) SendDone(h.lane, id);
+}
+
+void Execution::SendDone(uint32_t lane, uint32_t id) {
+  OutState& o = out(lane, id);
+  if (o.done) return;
+  o.done = true;
+  o.end_ns = NowNs();
+  NodeDone(lane, id);
+}
+
+void Execution::NodeDone(uint32_t lane, uint32_t id) {
+  const Node& node = plan_.nodes[id];
+  --nodes_left_;
+  for (uint32_t k = node.first_next; k < node.first_next + node.num_next; ++k) {
+    uint32_t next = plan_.next[k];
+    if (--deps(lane, next) == 0) DepsMet(lane, next);
+  }
+  if (--lane_left_[lane] == 0 && next_lane_ < lanes_ && !failed) StartLane(next_lane_++);
+  if (nodes_left_ == 0) engine_->Retire(this);
+}
+
+void Execution::PinSenders(uint32_t lane, uint32_t id, int delta) {
+  const Node& node = plan_.nodes[id];
+  if (node.kind != NodeKind::kVertex) return;
+  for (uint32_t k = node.first_in; k < node.first_in + node.num_in; ++k)
+    if (Execution* sender = in(lane, k).local_sender) sender->running += delta;
+}
+
+void Execution::NodeRan(uint32_t lane, uint32_t id) {
+  const Node& node = plan_.nodes[id];
+  if (node.kind == NodeKind::kVertex) {
+    for (uint32_t k = node.first_in; k < node.first_in + node.num_in; ++k) {
+      InState& s = in(lane, k);
+      s.buffer.reset();
+      if (s.state != In::kOffered) continue;
+      Header ack = MakeHeader(MessageType::kAck, plan_.incoming[k].peer, lane, plan_.incoming[k].transfer);
+      s.state = In::kInPlace;
+      s.local_sender = nullptr;
+      engine_->SendTo(*this, plan_.incoming[k].peer, ack, nullptr, 0);
+    }
+  }
+  NodeDone(lane, id);
+}
+
+uint8_t* Execution::Locate(const Slot& slot, uint32_t chunk, int64_t at, int64_t* elements) const {
+  if (slot.kind == SlotKind::kScratch) return scratch_[slot.scratch].get() + static_cast<size_t>(at - ranges_[chunk].begin) * WireSize(slot.wide);
+  const View& view = slot.kind == SlotKind::kInput ? request.input : request.output;
+  uint8_t* found = nullptr;
+  int64_t limit = *elements;
+  view.ForEach(slot.block, at, at + limit, [&](uint8_t* p, int64_t, int64_t m) {
+    if (found != nullptr) return;
+    found = p;
+    *elements = m;
+  });
+  return found;
+}
+
+std::vector<Span> Execution::SlotSpans(const Slot& slot, uint32_t chunk, Range r) const {
+  std::vector<Span> spans;
+  if (slot.kind == SlotKind::kScratch) {
+    int64_t m = r.size();
+    spans.push_back({Locate(slot, chunk, r.begin, &m), static_cast<size_t>(r.size()) * WireSize(slot.wide)});
+    return spans;
+  }
+  const View& view = slot.kind == SlotKind::kInput ? request.input : request.output;
+  view.ForEach(slot.block, r.begin, r.end, [&](uint8_t* p, int64_t, int64_t m) { spans.push_back({p, static_cast<size_t>(m) * element_size_}); });
+  return spans;
+}
+
+size_t Execution::TaskBytes(uint32_t lane, uint32_t id) const {
+  const Node& node = plan_.nodes[id];
+  return static_cast<size_t>(LaneOf(node.chunk, lane).size()) * element_size_ * (1 + node.num_in);
+}
+
+Status Execution::RunNode(uint32_t lane, uint32_t id) {
+  const Node& node = plan_.nodes[id];
+  switch (node.kind) {
+    case NodeKind::kVertex: return node.reduce ? ReduceIn(lane, node) : CopyIn(lane, node);
+    case NodeKind::kCopy: return CopySlot(node, LaneOf(node.chunk, lane));
+    case NodeKind::kZero: {
+      Range all = Program::LaneRange({0, request.output.block_elements}, static_cast<int>(lane), static_cast<int>(lanes_));
+      for (const Span& s : SlotSpans(node.dst, 0, all)) memset(const_cast<void*>(s.data), 0, s.size);
+      return {};
+    }
+    default: return {};
+  }
+}
+
+Status Execution::CopySlot(const Node& node, Range r) {
+  for (int64_t at = r.begin; at < r.end;) {
+    int64_t m = r.end - at;
+    uint8_t* to = Locate(node.dst, node.chunk, at, &m);
+    uint8_t* from = Locate(node.src, node.chunk, at, &m);
+    if (to != from) Convert(request.dtype, to, node.dst.wide, from, node.src.wide, static_cast<size_t>(m));
+    at += m;
+  }
+  return {};
+}
+
+Status Execution::CopyIn(uint32_t lane, const Node& node) {
+  InState& s = in(lane, node.first_in);
+  if (s.state == In::kInPlace) return {};
+  Range r = LaneOf(node.chunk, lane);
+  int64_t begin_ns = NowNs();
+  const RemoteSpan* spans = s.more.empty() ? &s.first : s.more.data();
+  size_t count = s.more.empty() ? 1 : s.more.size(), at = 0;
+  for (const Span& to : SlotSpans(node.dst, node.chunk, r)) {
+    auto* dst = static_cast<uint8_t*>(const_cast<void*>(to.data));
+    if (s.state == In::kHeld) {
+      memcpy(dst, s.buffer.get() + at, to.size);
+    } else if (s.local_sender != nullptr) {
+      for (size_t got = 0; got < to.size;) {
+        size_t left = 0;
+        const uint8_t* from = LocateSpan(spans, count, at + got, &left);
+        size_t take = std::min(left, to.size - got);
+        if (from == nullptr) return Status::Error("an offer is shorter than its transfer");
+        memcpy(dst + got, from, take);
+        got += take;
+      }
+    } else {
+      std::vector<RemoteSpan> part = SubSpans(spans, count, at, to.size);
+      JC_RETURN_IF_ERROR(s.link->Read(part.data(), part.size(), dst, to.size));
+    }
+    at += to.size;
+  }
+  if (s.state == In::kOffered) s.transfer_ns = NowNs() - begin_ns;
+  return {};
+}
+
+Status Execution::ReduceIn(uint32_t lane, const Node& node) {
+  Range r = LaneOf(node.chunk, lane);
+  if (r.size() == 0) return {};
+  bool has_own = node.src.kind != SlotKind::kNone, remote = false;
+  for (uint32_t k = 0; k < node.num_in; ++k) {
+    const InState& s = in(lane, node.first_in + k);
+    remote = remote || (s.state == In::kOffered && s.local_sender == nullptr);
+  }
+  static thread_local std::vector<uint8_t> bounce;
+  static thread_local std::vector<Source> sources;
+  const int64_t block = remote ? kBounceElements : r.size();
+  if (remote) bounce.resize(static_cast<size_t>(block) * sizeof(double) * 2 * node.num_in);
+  for (int64_t at = r.begin; at < r.end;) {
+    int64_t m = std::min(block, r.end - at);
+    uint8_t* dst = Locate(node.dst, node.chunk, at, &m);
+    uint8_t* own = has_own ? Locate(node.src, node.chunk, at, &m) : nullptr;
+    for (uint32_t k = 0; k < node.num_in; ++k) {
+      const InState& s = in(lane, node.first_in + k);
+      if (s.state != In::kOffered || s.local_sender == nullptr) continue;
+      size_t left = 0, wire = WireSize(plan_.incoming[node.first_in + k].wide);
+      LocateSpan(s.more.empty() ? &s.first : s.more.data(), s.more.empty() ? 1 : s.more.size(), static_cast<size_t>(at - r.begin) * wire, &left);
+      m = std::min(m, static_cast<int64_t>(left / wire));
+    }
+    if (m <= 0) return Status::Error("an offer is shorter than its transfer");
+    sources.clear();
+    int64_t local_begin = NowNs();
+    for (uint32_t k = 0; k < node.num_in; ++k) {
+      if (has_own && k == node.own_place) sources.push_back({own, node.src.wide});
+      InState& s = in(lane, node.first_in + k);
+      bool wide = plan_.incoming[node.first_in + k].wide;
+      size_t offset = static_cast<size_t>(at - r.begin) * WireSize(wide), size = static_cast<size_t>(m) * WireSize(wide);
+      const RemoteSpan* spans = s.more.empty() ? &s.first : s.more.data();
+      size_t count = s.more.empty() ? 1 : s.more.size(), left;
+      if (s.state == In::kHeld) {
+        sources.push_back({s.buffer.get() + offset, wide});
+      } else if (s.local_sender != nullptr) {
+        sources.push_back({LocateSpan(spans, count, offset, &left), wide});
+      } else {
+        uint8_t* to = bounce.data() + static_cast<size_t>(block) * sizeof(double) * 2 * k;
+        int64_t begin = NowNs();
+        if (count == 1) {
+          RemoteSpan one{spans[0].address + offset, size};
+          JC_RETURN_IF_ERROR(s.link->Read(&one, 1, to, size));
+        } else {
+          std::vector<RemoteSpan> part = SubSpans(spans, count, offset, size);
+          JC_RETURN_IF_ERROR(s.link->Read(part.data(), part.size(), to, size));
+        }
+        s.transfer_ns += NowNs() - begin;
+        sources.push_back({to, wide});
+      }
+    }
+    if (has_own && node.own_place >= node.num_in) sources.push_back({own, node.src.wide});
+    Combine(request.dtype, request.reduce, dst, node.dst.wide, sources.data(), static_cast<int>(sources.size()), static_cast<size_t>(m));
+    if (!remote) {
+      // One pass read all sources together: each gets its share of the time.
+      int64_t share = (NowNs() - local_begin) / static_cast<int64_t>(sources.size());
+      for (uint32_t k = 0; k < node.num_in; ++k)
+        if (in(lane, node.first_in + k).state == In::kOffered) in(lane, node.first_in + k).transfer_ns += share;
+    }
+    at += m;
+  }
+  return {};
+}
+
+std::string Execution::DescribeSignature(uint64_t s) {
+  return Format("%s %s %s[%llu]", KindName(static_cast<Kind>(s >> 60)), ReductionName(static_cast<Reduction>((s >> 56) & 15)),
+                DTypeName(static_cast<DType>((s >> 48) & 255)), static_cast<unsigned long long>((s >> 8) & 0xffffffffffull));
+}
+
+std::string Execution::Describe() const {
+  return Format("%s (call %u of its program) of rank %d in %s", DescribeSignature(signature_).c_str(),
+                static_cast<unsigned>(request.key.site & 0xffffffffu), request.rank, request.group->name.c_str());
+}
+
+std::string Execution::Missing(bool* arrived) const {
+  *arrived = true;
+  for (uint32_t lane = 0; lane < next_lane_; ++lane) {
+    for (uint32_t k = 0; k < plan_.incoming.size(); ++k) {
+      const InState& s = in(lane, k);
+      if (s.state != In::kNone && s.state != In::kLanding) continue;
+      const Incoming& i = plan_.incoming[k];
+      const Edge& e = program_.edges[i.edge];
+      *arrived = heard_[i.peer];
+      return Format("%s; waiting for rank %u at step %u, edge %u->%d of graph %u (schedule %s)",
+                    heard_[i.peer] ? "it has begun but its data are late" : "it has not arrived", i.peer, e.step, i.peer, request.rank,
+                    e.graph, program_.name.c_str());
+    }
+    for (uint32_t id = 0; id < plan_.nodes.size(); ++id) {
+      if (plan_.nodes[id].kind != NodeKind::kSend) continue;
+      const OutState& o = out_[size_t{lane} * num_sends_ + send_index_[id]];
+      if (!o.data_ready || o.done) continue;
+      const Node& node = plan_.nodes[id];
+      const Edge& e = program_.edges[node.edge];
+      *arrived = heard_[node.peer];
+      return Format("rank %u has not taken its data at step %u, edge %d->%u of graph %u (schedule %s)", node.peer, e.step, request.rank,
+                    node.peer, e.graph, program_.name.c_str());
+    }
+  }
+  return "its own work is not done";
+}
+
+void Execution::AddRecords(RecordBuffer* buffer, size_t* held) const {
+  static thread_local std::vector<Record> records;
+  records.assign(plan_.record_edges.size(), Record{});
+  for (size_t k = 0; k < records.size(); ++k) {
+    const Edge& e = program_.edges[plan_.record_edges[k]];
+    Record& r = records[k];
+    r.comm = request.key.comm;
+    r.launch = request.key.launch;
+    r.site = request.key.site;
+    r.index = request.key.index;
+    r.start_ns = static_cast<uint64_t>(started_ns + WallOffsetNs());
+    r.version = static_cast<uint32_t>(plan_.table_version);
+    r.program = program_.id;
+    r.graph = static_cast<uint16_t>(e.graph);
+    r.step = e.step;
+    r.dst = static_cast<uint16_t>(request.rank);
+  }
+  for (uint32_t lane = 0; lane < lanes_; ++lane) {
+    for (uint32_t k = 0; k < plan_.incoming.size(); ++k) {
+      const Incoming& i = plan_.incoming[k];
+      const InState& s = in(lane, k);
+      Record& r = records[i.record];
+      r.src = i.peer;
+      r.bytes += TransferBytes(lane, plan_.nodes[plan_.node_of_incoming[k]].chunk, i.wide);
+      r.transfer_ns += static_cast<uint64_t>(std::max<int64_t>(0, s.transfer_ns));
+      if (s.arrive_ns > s.accept_ns && s.accept_ns > 0) r.wait_ns += static_cast<uint64_t>(s.arrive_ns - s.accept_ns);
+    }
+  }
+  *held = buffer->Add(records.data(), records.size());
+}
+
+}  // namespace jaxcoll

@@ -1,0 +1,152 @@
+// One operation of one local rank under way: the plan's graph of nodes, once per lane.
+// Every method runs under the engine's mutex, except RunNode, which moves bytes.
+#ifndef JAXCOLL_EXECUTOR_EXECUTION_H_
+#define JAXCOLL_EXECUTOR_EXECUTION_H_
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "executor/view.h"
+#include "program/plan.h"
+#include "reduce/combine.h"
+#include "telemetry/record.h"
+#include "transport/link.h"
+
+namespace jaxcoll {
+
+class Engine;
+
+// A communicator as the executor sees it.
+struct Group {
+  uint64_t id = 0;
+  std::vector<int> process;  // [rank] the process that drives it
+  std::string name;          // for messages
+  int size() const { return static_cast<int>(process.size()); }
+};
+
+struct OpRequest {
+  OpKey key;
+  std::shared_ptr<const Group> group;
+  int rank = 0;
+  std::shared_ptr<const Plan> plan;
+  DType dtype = DType::kF32;
+  Reduction reduce = Reduction::kNone;
+  View input, output;
+};
+
+using Completion = std::function<void(const Status&)>;
+
+class Execution {
+ public:
+  Execution(Engine* engine, OpRequest request, Completion done);
+
+  void Start();
+  // Messages for this operation.
+  void OnOffer(Link* link, const Header& h, const RemoteSpan* spans, size_t count, Execution* local_sender);
+  void OnEager(Link* link, const Header& h, const void* payload);
+  void OnReady(Link* link, const Header& h);
+  std::vector<MutableSpan> DataTarget(Link* link, const Header& h);
+  void OnLanded(Link* link, const Header& h);
+  void OnAck(const Header& h);
+  void SendDone(uint32_t lane, uint32_t node);
+
+  Status RunNode(uint32_t lane, uint32_t node);  // without the mutex
+  void NodeRan(uint32_t lane, uint32_t node);    // afterwards, with it
+  void PinSenders(uint32_t lane, uint32_t node, int delta);
+
+  bool over() const { return nodes_left_ == 0; }
+  bool heard(int rank) const { return heard_[static_cast<size_t>(rank)]; }
+  uint64_t signature() const { return signature_; }
+  Header MakeHeader(MessageType type, int to, uint32_t lane, uint32_t transfer) const;
+  std::string Describe() const;               // "all_reduce sum f32[1024] of rank 3 in data(8)"
+  std::string Missing(bool* arrived) const;   // which edge is waited for, and from which rank
+  static std::string DescribeSignature(uint64_t signature);
+  size_t TaskBytes(uint32_t lane, uint32_t node) const;
+  void AddRecords(RecordBuffer* records, size_t* held) const;
+
+  OpRequest request;
+  Completion done;
+  int64_t started_ns;
+  bool warned = false;
+  bool failed = false;
+  std::string failure;
+  int running = 0;        // tasks of ours that run now, and reads of our memory by local peers
+  // The caller may still be inside Engine::Start(): then completion is reported by its return value.
+  struct Caller {
+    bool inside = true;
+    std::atomic<bool> over{false};
+    Status status;
+  };
+  std::shared_ptr<Caller> caller = std::make_shared<Caller>();
+
+ private:
+  enum class In : uint8_t { kNone, kOffered, kLanding, kHeld, kInPlace };
+  struct InState {
+    In state = In::kNone;
+    bool ready_sent = false;
+    Link* link = nullptr;
+    Execution* local_sender = nullptr;
+    RemoteSpan first{0, 0};
+    std::vector<RemoteSpan> more;
+    std::unique_ptr<uint8_t[]> buffer;
+    size_t received = 0;
+    int64_t accept_ns = 0, arrive_ns = 0, transfer_ns = 0;
+  };
+  struct OutState {
+    bool data_ready = false, peer_ready = false, done = false, streaming = false;
+    int64_t ready_ns = 0, begin_ns = 0, end_ns = 0;
+  };
+
+  InState& in(uint32_t lane, uint32_t i) { return in_[size_t{lane} * plan_.incoming.size() + i]; }
+  const InState& in(uint32_t lane, uint32_t i) const { return in_[size_t{lane} * plan_.incoming.size() + i]; }
+  OutState& out(uint32_t lane, uint32_t node) { return out_[size_t{lane} * num_sends_ + send_index_[node]]; }
+  uint32_t& deps(uint32_t lane, uint32_t node) { return deps_[size_t{lane} * plan_.nodes.size() + node]; }
+  uint32_t& missing(uint32_t lane, uint32_t node) { return missing_[size_t{lane} * plan_.nodes.size() + node]; }
+
+  void StartLane(uint32_t lane);
+  void DepsMet(uint32_t lane, uint32_t node);
+  void IssueSend(uint32_t lane, uint32_t node);
+  void Stream(uint32_t lane, uint32_t node);
+  void Accept(uint32_t lane, uint32_t i);       // tells a push sender that it may send
+  void Arrived(uint32_t lane, uint32_t i);
+  void NodeDone(uint32_t lane, uint32_t node);
+  bool InPlace(const Node& node) const { return !node.reduce && node.num_in == 1; }
+  Range LaneOf(uint32_t chunk, uint32_t lane) const;
+  size_t WireSize(bool wide) const { return wide ? sizeof(float) : element_size_; }
+  size_t TransferBytes(uint32_t lane, uint32_t chunk, bool wide) const {
+    return static_cast<size_t>(LaneOf(chunk, lane).size()) * WireSize(wide);
+  }
+  Link* LinkTo(int rank) const;
+  bool Local(int rank) const;
+  std::vector<Span> SlotSpans(const Slot& slot, uint32_t chunk, Range r) const;
+  uint8_t* Locate(const Slot& slot, uint32_t chunk, int64_t at, int64_t* elements) const;
+  Status CopyIn(uint32_t lane, const Node& node);
+  Status ReduceIn(uint32_t lane, const Node& node);
+  Status CopySlot(const Node& node, Range r);
+
+  Engine* const engine_;
+  const Plan& plan_;
+  const Program& program_;
+  size_t element_size_;
+  uint64_t signature_;
+  uint32_t lanes_ = 1, window_ = 1, next_lane_ = 0;
+  size_t num_sends_ = 0;
+  size_t nodes_left_;
+  std::vector<Range> ranges_;              // [chunk]
+  std::vector<uint32_t> send_index_;       // [node]
+  std::vector<InState> in_;
+  std::vector<OutState> out_;
+  std::vector<uint32_t> deps_, missing_;
+  std::vector<uint32_t> lane_left_;
+  std::vector<std::unique_ptr<uint8_t[]>> scratch_;
+  std::vector<bool> heard_;                // [rank] some message of this operation came from it
+};
+
+}  // namespace jaxcoll
+
+#endif  // JAXCOLL_EXECUTOR_EXECUTION_H_

@@ -1,0 +1,2 @@
+#define JAXCOLL_KERNEL_NAMESPACE kernels_avx512
+#include "reduce/kernels.inc"

@@ -1,0 +1,2 @@
+#define JAXCOLL_KERNEL_NAMESPACE kernels_base
+#include "reduce/kernels.inc"

@@ -1,0 +1,129 @@
+// The narrow interface between the executor and what moves bytes.
+//
+// A link joins this process to one peer process. Messages are small headers with an optional payload; they may arrive in any order.
+// Two ways to move a transfer's bytes:
+//   pull links: the sender OFFERs where the bytes lie, the receiver Reads them in place and ACKs;
+//   push links: the receiver says READY, the sender streams DATA.
+// Either way a small transfer goes EAGERly inside one message.
+#ifndef JAXCOLL_TRANSPORT_LINK_H_
+#define JAXCOLL_TRANSPORT_LINK_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+
+namespace jaxcoll {
+
+enum class MessageType : uint8_t {
+  kOffer = 1,   // payload: RemoteSpan[], where the sender's bytes lie
+  kEager = 2,   // payload: the bytes
+  kReady = 3,   // the receiver can take the transfer
+  kData = 4,    // payload: bytes from `offset` on
+  kAck = 5,     // the receiver has read the offered bytes
+  kAbort = 6,   // payload: why; the execution fails on every rank
+  kGoodbye = 7, // the process leaves in order
+};
+
+// Which execution of which call site of which communicator: equal on all ranks.
+struct OpKey {
+  uint64_t comm = 0;
+  uint64_t site = 0;
+  int64_t launch = 0;
+  uint32_t index = 0;
+  bool operator==(const OpKey& o) const { return comm == o.comm && site == o.site && launch == o.launch && index == o.index; }
+};
+
+struct Header {
+  uint32_t magic = kMagic;
+  uint32_t payload = 0;      // bytes that follow
+  MessageType type = MessageType::kGoodbye;
+  uint8_t reserved = 0;
+  uint16_t src = 0, dst = 0; // ranks in the communicator
+  uint16_t lane = 0;
+  OpKey key;
+  uint32_t transfer = 0;
+  uint64_t signature = 0;    // kind, reduction, type, count of the sender's operation
+  uint64_t offset = 0;
+  uint64_t total = 0;        // kData: bytes of the whole transfer
+
+  static constexpr uint32_t kMagic = 0x314c434a;  // "JCL1"
+};
+static_assert(sizeof(Header) == 80, "one layout on both ends");
+
+constexpr size_t kMaxPayload = size_t{1} << 20;  // no message is larger; a frame that claims more is an attack or a fault
+
+struct Span {
+  const void* data;
+  size_t size;
+};
+struct MutableSpan {
+  void* data;
+  size_t size;
+};
+struct RemoteSpan {
+  uint64_t address, size;
+};
+
+class Link;
+
+// What polls for messages: a transport, or a test's scheduler. The engine polls itself while an operation is young; otherwise a
+// transport's own thread does.
+class Pollable {
+ public:
+  virtual ~Pollable() = default;
+  // Handles what has arrived; returns whether anything had.
+  virtual bool Poll() = 0;
+  // Somebody begins (+1) or ends (-1) polling in a loop: meanwhile nobody has to be woken.
+  virtual void Polling(int delta) = 0;
+  // Operations are open, so messages matter, or none are.
+  virtual void SetBusy(bool busy) = 0;
+};
+
+// What a transport calls back (the engine). Calls come from whichever thread polls the transport, with none of the transport's locks held.
+class LinkSink {
+ public:
+  virtual ~LinkSink() = default;
+  // A message has arrived; the payload is valid during the call only.
+  virtual void OnMessage(Link* link, const Header& header, const void* payload) = 0;
+  // A kData message begins: where its payload goes. Empty: to be read and dropped. Otherwise the memory is held for the transport
+  // until it calls OnLanded, or releases it in Forget.
+  virtual std::vector<MutableSpan> OnData(Link* link, const Header& header) = 0;
+  virtual void OnLanded(Link* link, const Header& header) = 0;
+  // The last byte of a streamed transfer has been handed over: its memory is free again.
+  virtual void OnSent(Link* link, uint64_t token) = 0;
+  virtual void OnLinkDown(Link* link, const std::string& why) = 0;
+  // Runs what the messages have made possible; a transport's own thread calls it after Poll().
+  virtual void Work() = 0;
+};
+
+class Link {
+ public:
+  virtual ~Link() = default;
+  virtual const char* name() const = 0;  // "shm", "tcp", ...
+  int process() const { return process_; }
+  virtual bool can_read() const = 0;       // a pull link
+  virtual size_t eager_limit() const = 0;  // bytes
+
+  // Sends a message whose payload is copied before the call returns (at most kMaxPayload). Never blocks: what doesn't fit is queued.
+  virtual void Send(const Header& header, const Span* payload, size_t spans) = 0;
+  // Push links: streams a whole transfer from the caller's memory as kData messages, then calls OnSent(token).
+  virtual void Stream(const Header& header, const std::vector<Span>& payload, uint64_t token) = 0;
+  // Pull links: copies from the peer's memory.
+  virtual Status Read(const RemoteSpan* from, size_t spans, void* to, size_t size) = 0;
+  // The execution `key` of local rank `rank` has failed: drops what streams from its memory. Returns how many kData targets of it were
+  // released; the others will be reported by OnLanded soon.
+  virtual int Forget(const OpKey& key, int rank) = 0;
+
+ protected:
+  explicit Link(int process) : process_(process) {}
+
+ private:
+  int process_;
+};
+
+}  // namespace jaxcoll
+
+#endif  // JAXCOLL_TRANSPORT_LINK_H_

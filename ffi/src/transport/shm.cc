@@ -1,0 +1,408 @@
+#include "transport/shm.h"
+
+#include <linux/futex.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+namespace jaxcoll {
+namespace {
+
+constexpr uint32_t kSegmentMagic = 0x4d48534a;  // "JSHM"
+constexpr uint32_t kLayout = 1;
+constexpr size_t kRingBytes = size_t{512} << 10;
+constexpr size_t kEagerLimit = size_t{16} << 10;
+constexpr size_t kFragment = size_t{64} << 10;
+constexpr uint32_t kMessage = 1, kPadding = 2;
+constexpr int kMaxPlaces = 1024;
+
+struct RecordHead {
+  uint32_t size;  // bytes in the ring, this head included, a multiple of 16
+  uint32_t kind;
+  uint64_t reserved;
+};
+
+long Futex(std::atomic<uint32_t>* word, int op, uint32_t value, const timespec* timeout) {
+  return syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), op, value, timeout, nullptr, 0);
+}
+
+size_t RoundUp(size_t n, size_t a) { return (n + a - 1) / a * a; }
+
+}  // namespace
+
+// Positions only grow; the writer owns head, the reader owns tail.
+struct ShmRing {
+  alignas(64) std::atomic<uint64_t> head;
+  alignas(64) std::atomic<uint64_t> tail;
+  alignas(64) std::atomic<uint32_t> writer_waits;
+  alignas(64) uint8_t data[kRingBytes];
+};
+
+struct ShmSegment {
+  uint32_t magic, layout;
+  uint32_t places, ring_bytes;
+  uint64_t probe_address, probe_value;
+  alignas(64) std::atomic<uint32_t> bell;
+  alignas(64) std::atomic<uint32_t> sleeping;
+  alignas(64) ShmRing rings[1];  // [places]: messages from that place to the owner of this segment
+};
+
+namespace {
+
+void RingBell(ShmSegment* segment) {
+  segment->bell.fetch_add(1, std::memory_order_seq_cst);
+  if (segment->sleeping.load(std::memory_order_seq_cst) != 0) Futex(&segment->bell, FUTEX_WAKE, 1, nullptr);
+}
+
+Status MapSegment(int fd, size_t bytes, ShmSegment** out) {
+  struct stat st;
+  if (fstat(fd, &st) != 0 || static_cast<size_t>(st.st_size) < bytes)
+    return Status::Error(Format("shared memory segment: %lld bytes, %zu are needed", static_cast<long long>(st.st_size), bytes));
+  void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (p == MAP_FAILED) return Status::Error(Format("mmap of a shared memory segment: %s", strerror(errno)));
+  *out = static_cast<ShmSegment*>(p);
+  return {};
+}
+
+}  // namespace
+
+ShmLink::ShmLink(ShmTransport* transport, int process, pid_t pid, ShmSegment* theirs, ShmRing* out, ShmRing* in, bool can_read)
+    : Link(process), transport_(transport), pid_(pid), theirs_(theirs), out_(out), in_(in), can_read_(can_read) {}
+
+size_t ShmLink::eager_limit() const { return kEagerLimit; }
+
+bool ShmLink::TryWrite(const Header& header, const Span* payload, size_t spans, size_t bytes) {
+  size_t need = RoundUp(sizeof(RecordHead) + sizeof(Header) + bytes, 16);
+  uint64_t head = out_->head.load(std::memory_order_relaxed), tail = out_->tail.load(std::memory_order_acquire);
+  size_t at = head % kRingBytes, to_end = kRingBytes - at;
+  size_t total = need <= to_end ? need : to_end + need;
+  if (head - tail > kRingBytes || kRingBytes - (head - tail) < total) return false;
+  if (need > to_end) {
+    RecordHead pad{static_cast<uint32_t>(to_end), kPadding, 0};
+    memcpy(out_->data + at, &pad, sizeof(pad));
+    head += to_end;
+    at = 0;
+  }
+  RecordHead record{static_cast<uint32_t>(need), kMessage, 0};
+  uint8_t* p = out_->data + at;
+  memcpy(p, &record, sizeof(record));
+  Header h = header;
+  h.payload = static_cast<uint32_t>(bytes);
+  memcpy(p + sizeof(record), &h, sizeof(h));
+  p += sizeof(record) + sizeof(h);
+  for (size_t i = 0; i < spans; ++i) {
+    memcpy(p, payload[i].data, payload[i].size);
+    p += payload[i].size;
+  }
+  out_->head.store(head + need, std::memory_order_release);
+  return true;
+}
+
+void ShmLink::Send(const Header& header, const Span* payload, size_t spans) {
+  size_t bytes = 0;
+  for (size_t i = 0; i < spans; ++i) bytes += payload[i].size;
+  {
+    std::lock_guard<std::mutex> lock(mu_);
+    if (!pending_.empty() || !TryWrite(header, payload, spans, bytes)) {
+      Pending p;
+      p.header = header;
+      for (size_t i = 0; i < spans; ++i) {
+        const auto* b = static_cast<const uint8_t*>(payload[i].data);
+        p.owned.insert(p.owned.end(), b, b + payload[i].size);
+      }
+      pending_.push_back(std::move(p));
+      has_pending_ = true;
+      out_->writer_waits.store(1, std::memory_order_seq_cst);
+      transport_->Kick();
+    }
+  }
+  RingBell(theirs_);
+}
+
+void ShmLink::Stream(const Header& header, const std::vector<Span>& payload, uint64_t token) {
+  std::lock_guard<std::mutex> lock(mu_);
+  Pending p;
+  p.header = header;
+  p.header.offset = 0;
+  p.stream = payload;
+  p.token = token;
+  p.streaming = true;
+  pending_.push_back(std::move(p));
+  has_pending_ = true;
+  transport_->Kick();  // the next poll writes it: OnSent must not be called from here
+}
+
+bool ShmLink::WriteFragment(Pending* p) {
+  Span part[16];
+  size_t parts = 0, bytes = 0;
+  for (const Span& s : p->stream) {
+    if (parts == 16 || bytes == kFragment) break;
+    part[parts] = {s.data, std::min(s.size, kFragment - bytes)};
+    bytes += part[parts++].size;
+  }
+  if (!TryWrite(p->header, part, parts, bytes)) return false;
+  p->header.offset += bytes;
+  for (size_t left = bytes; left > 0;) {
+    Span& s = p->stream.front();
+    size_t take = std::min(left, s.size);
+    s.data = static_cast<const uint8_t*>(s.data) + take;
+    s.size -= take;
+    left -= take;
+    if (s.size == 0) p->stream.erase(p->stream.begin());
+  }
+  return true;
+}
+
+bool ShmLink::Flush(std::vector<uint64_t>* sent) {
+  while (!pending_.empty()) {
+    Pending& p = pending_.front();
+    if (p.streaming) {
+      while (!p.stream.empty())
+        if (!WriteFragment(&p)) return false;
+      sent->push_back(p.token);
+    } else {
+      Span payload{p.owned.data(), p.owned.size()};
+      if (!TryWrite(p.header, &payload, 1, p.owned.size())) return false;
+    }
+    pending_.pop_front();
+  }
+  return true;
+}
+
+int ShmLink::Forget(const OpKey& key, int rank) {
+  std::lock_guard<std::mutex> lock(mu_);
+  pending_.erase(std::remove_if(pending_.begin(), pending_.end(),
+                                [&](const Pending& p) { return p.streaming && p.header.key == key && p.header.src == rank; }),
+                 pending_.end());
+  return 0;
+}
+
+Status ShmLink::Read(const RemoteSpan* from, size_t spans, void* to, size_t size) {
+  constexpr size_t kMaxIov = 64;
+  auto* dst = static_cast<uint8_t*>(to);
+  size_t done = 0, i = 0, skip = 0;
+  while (done < size) {
+    iovec remote[kMaxIov];
+    size_t n = 0, want = 0;
+    for (size_t k = i; k < spans && n < kMaxIov; ++k) {
+      size_t offset = k == i ? skip : 0;
+      remote[n].iov_base = reinterpret_cast<void*>(from[k].address + offset);
+      remote[n].iov_len = std::min<size_t>(from[k].size - offset, size - done - want);
+      want += remote[n++].iov_len;
+      if (done + want == size) break;
+    }
+    if (n == 0) return Status::Error("a read past the end of an offer");
+    iovec local{dst + done, want};
+    ssize_t got = process_vm_readv(pid_, &local, 1, remote, n, 0);
+    if (got <= 0)
+      return Status::Error(Format("reading the memory of process %d (pid %d): %s", process(), pid_, got == 0 ? "nothing came" : strerror(errno)));
+    done += static_cast<size_t>(got);
+    for (auto left = static_cast<size_t>(got); left > 0;) {
+      size_t here = std::min<size_t>(from[i].size - skip, left);
+      skip += here;
+      left -= here;
+      if (skip == from[i].size) {
+        ++i;
+        skip = 0;
+      }
+    }
+  }
+  return {};
+}
+
+size_t ShmTransport::SegmentBytes(int places) {
+  return sizeof(ShmSegment) + sizeof(ShmRing) * static_cast<size_t>(std::max(0, places - 1));
+}
+
+ShmTransport::ShmTransport(ShmSegment* mine, int places, int place) : mine_(mine), places_(places), place_(place) {}
+
+Status ShmTransport::Create(int fd, int places, int place, std::unique_ptr<ShmTransport>* out) {
+  if (places < 1 || places > kMaxPlaces || place < 0 || place >= places)
+    return Status::Error(Format("shared memory: place %d of %d processes", place, places));
+  ShmSegment* segment = nullptr;
+  JC_RETURN_IF_ERROR(MapSegment(fd, SegmentBytes(places), &segment));
+  // A fresh memfd is zero: rings and bells start right.
+  segment->layout = kLayout;
+  segment->places = static_cast<uint32_t>(places);
+  segment->ring_bytes = kRingBytes;
+  segment->probe_value = 0x6a617863636f6c6cull ^ static_cast<uint64_t>(getpid());
+  segment->probe_address = reinterpret_cast<uint64_t>(&segment->probe_value);
+  segment->magic = kSegmentMagic;
+  out->reset(new ShmTransport(segment, places, place));
+  return {};
+}
+
+ShmTransport::~ShmTransport() {
+  Stop();
+  for (ShmSegment* s : mapped_) munmap(s, SegmentBytes(places_));
+  munmap(mine_, SegmentBytes(places_));
+}
+
+Status ShmTransport::AddPeer(int fd, int process, int place, pid_t pid, bool allow_read, std::unique_ptr<ShmLink>* out) {
+  if (place < 0 || place >= places_ || place == place_) return Status::Error(Format("shared memory: place %d of %d is no peer", place, places_));
+  ShmSegment* theirs = nullptr;
+  JC_RETURN_IF_ERROR(MapSegment(fd, SegmentBytes(places_), &theirs));
+  if (theirs->magic != kSegmentMagic || theirs->layout != kLayout || theirs->ring_bytes != kRingBytes ||
+      theirs->places != static_cast<uint32_t>(places_)) {
+    munmap(theirs, SegmentBytes(places_));
+    return Status::Error(Format("shared memory: the segment of process %d has another layout; the jaxcoll versions differ?", process));
+  }
+  mapped_.push_back(theirs);
+  bool can_read = false;
+  if (allow_read) {
+    uint64_t value = 0;
+    iovec local{&value, sizeof(value)}, remote{reinterpret_cast<void*>(theirs->probe_address), sizeof(value)};
+    can_read = process_vm_readv(pid, &local, 1, &remote, 1, 0) == sizeof(value) && value == theirs->probe_value;
+  }
+  *out = std::make_unique<ShmLink>(this, process, pid, theirs, &theirs->rings[place_], &mine_->rings[place], can_read);
+  links_.push_back(out->get());
+  return {};
+}
+
+void ShmTransport::Run(LinkSink* sink, bool thread) {
+  sink_ = sink;
+  if (thread) thread_ = std::thread([this] { ServiceLoop(); });
+}
+
+void ShmTransport::Stop() {
+  if (stopping_.exchange(true)) return;
+  {
+    std::lock_guard<std::mutex> lock(wait_mu_);
+  }
+  wait_cv_.notify_all();
+  mine_->bell.fetch_add(1);
+  Futex(&mine_->bell, FUTEX_WAKE, 64, nullptr);
+  if (thread_.joinable()) thread_.join();
+}
+
+bool ShmTransport::Drain(ShmLink* link) {
+  ShmRing* ring = link->in_;
+  bool any = false;
+  uint64_t tail = ring->tail.load(std::memory_order_relaxed);
+  while (true) {
+    uint64_t head = ring->head.load(std::memory_order_acquire);
+    if (head == tail) break;
+    size_t at = tail % kRingBytes;
+    RecordHead record;
+    memcpy(&record, ring->data + at, sizeof(record));
+    // The other side is trusted to be ours, not to be free of faults: a record must lie inside what was written.
+    if (head - tail > kRingBytes || record.size < sizeof(record) || record.size > head - tail || record.size > kRingBytes - at ||
+        (record.kind == kMessage && record.size < sizeof(record) + sizeof(Header))) {
+      sink_->OnLinkDown(link, "its messages are damaged");
+      ring->tail.store(head, std::memory_order_release);
+      return true;
+    }
+    if (record.kind == kMessage) {
+      Header h;
+      memcpy(&h, ring->data + at + sizeof(record), sizeof(h));
+      const uint8_t* payload = ring->data + at + sizeof(record) + sizeof(h);
+      if (h.magic == Header::kMagic && h.payload <= record.size - sizeof(record) - sizeof(h)) {
+        any = true;
+        if (h.type == MessageType::kData) {
+          std::vector<MutableSpan> target = sink_->OnData(link, h);
+          size_t offset = 0;
+          for (const MutableSpan& s : target) {
+            memcpy(s.data, payload + offset, s.size);
+            offset += s.size;
+          }
+          if (!target.empty()) sink_->OnLanded(link, h);
+        } else {
+          sink_->OnMessage(link, h, payload);
+        }
+      }
+    }
+    tail += record.size;
+    ring->tail.store(tail, std::memory_order_seq_cst);
+    if (ring->writer_waits.load(std::memory_order_seq_cst) != 0 && ring->writer_waits.exchange(0) != 0) RingBell(link->theirs_);
+  }
+  return any;
+}
+
+bool ShmTransport::Poll() {
+  std::unique_lock<std::mutex> lock(poll_mu_, std::try_to_lock);
+  if (!lock.owns_lock()) return false;
+  bool any = false;
+  for (ShmLink* link : links_) {
+    any = Drain(link) || any;
+    if (!link->has_pending_.load(std::memory_order_relaxed)) continue;
+    std::vector<uint64_t> sent;
+    {
+      std::lock_guard<std::mutex> link_lock(link->mu_);
+      size_t before = link->pending_.size();
+      bool empty = link->Flush(&sent);
+      if (!empty) {
+        link->out_->writer_waits.store(1, std::memory_order_seq_cst);
+        empty = link->Flush(&sent);  // room may have come between the two
+      }
+      link->has_pending_ = !empty;
+      any = any || link->pending_.size() != before;
+    }
+    RingBell(link->theirs_);
+    for (uint64_t token : sent) sink_->OnSent(link, token);
+  }
+  return any;
+}
+
+void ShmTransport::Polling(int delta) {
+  if (pollers_.fetch_add(delta) + delta == 0 && (busy_ || AnyWork())) Kick();
+}
+
+void ShmTransport::SetBusy(bool busy) {
+  busy_ = busy;
+  if (busy && pollers_ == 0) Kick();
+}
+
+bool ShmTransport::AnyWork() const {
+  for (const ShmLink* link : links_)
+    if (link->has_pending_.load(std::memory_order_relaxed)) return true;
+  return false;
+}
+
+void ShmTransport::Kick() {
+  if (pollers_ > 0 || !thread_.joinable()) return;
+  {
+    std::lock_guard<std::mutex> lock(wait_mu_);
+  }
+  wait_cv_.notify_one();
+}
+
+void ShmTransport::ServiceLoop() {
+  int idle = 0;
+  while (!stopping_) {
+    {
+      std::unique_lock<std::mutex> lock(wait_mu_);
+      wait_cv_.wait(lock, [&] { return stopping_ || (pollers_ == 0 && (busy_ || AnyWork())); });
+    }
+    uint32_t bell = mine_->bell.load(std::memory_order_seq_cst);
+    if (Poll()) {
+      sink_->Work();
+      idle = 0;
+      continue;
+    }
+    // Not at once to sleep: on a busy machine the peer's next message is often a few microseconds away.
+    if (++idle < 4) {
+      std::this_thread::yield();
+      continue;
+    }
+    mine_->sleeping.store(1, std::memory_order_seq_cst);
+    if (Poll()) {
+      idle = 0;
+      mine_->sleeping.store(0, std::memory_order_seq_cst);
+      sink_->Work();
+      continue;
+    }
+    if (busy_ && pollers_ == 0 && !stopping_) {
+      timespec timeout{0, 50 * 1000 * 1000};
+      Futex(&mine_->bell, FUTEX_WAIT, bell, &timeout);
+    }
+    mine_->sleeping.store(0, std::memory_order_seq_cst);
+  }
+}
+
+}  // namespace jaxcoll

@@ -1,0 +1,102 @@
+// Processes of one host: a ring of messages per ordered pair in shared memory; large transfers are read in place from the peer's memory
+// where the system allows it (process_vm_readv), else streamed through the ring.
+//
+// Waiting. A process that has nobody polling and open operations sleeps on a futex in its own segment; who puts a message into one of
+// its rings wakes it, and only then pays a system call.
+#ifndef JAXCOLL_TRANSPORT_SHM_H_
+#define JAXCOLL_TRANSPORT_SHM_H_
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "transport/link.h"
+
+namespace jaxcoll {
+
+struct ShmSegment;  // the layout in shared memory, shm.cc
+struct ShmRing;
+
+class ShmTransport;
+
+class ShmLink final : public Link {
+ public:
+  ShmLink(ShmTransport* transport, int process, pid_t pid, ShmSegment* theirs, ShmRing* out, ShmRing* in, bool can_read);
+  const char* name() const override { return can_read_ ? "shm (reads in place)" : "shm (ring)"; }
+  bool can_read() const override { return can_read_; }
+  size_t eager_limit() const override;
+  void Send(const Header& header, const Span* payload, size_t spans) override;
+  void Stream(const Header& header, const std::vector<Span>& payload, uint64_t token) override;
+  Status Read(const RemoteSpan* from, size_t spans, void* to, size_t size) override;
+  int Forget(const OpKey& key, int rank) override;
+
+ private:
+  friend class ShmTransport;
+  struct Pending {
+    Header header;
+    std::vector<uint8_t> owned;   // the payload of a Send that didn't fit
+    std::vector<Span> stream;     // what is left of a Stream, in the caller's memory
+    uint64_t token = 0;
+    bool streaming = false;
+  };
+  bool TryWrite(const Header& header, const Span* payload, size_t spans, size_t bytes);  // under mu_
+  bool Flush(std::vector<uint64_t>* sent);  // under mu_; whether the queue is empty now
+  bool WriteFragment(Pending* p);           // under mu_
+
+  ShmTransport* const transport_;
+  const pid_t pid_;
+  ShmSegment* const theirs_;
+  ShmRing* const out_;
+  ShmRing* const in_;
+  const bool can_read_;
+  std::mutex mu_;
+  std::deque<Pending> pending_;
+  std::atomic<bool> has_pending_{false};
+};
+
+class ShmTransport final : public Pollable {
+ public:
+  // `fd` is this process's segment (a memfd of SegmentBytes(places)); `place` its number among the processes of this host.
+  static size_t SegmentBytes(int places);
+  static Status Create(int fd, int places, int place, std::unique_ptr<ShmTransport>* out);
+  ~ShmTransport() override;
+
+  // Maps a peer's segment and joins the two. Both segments must have been created. `allow_read`: try process_vm_readv.
+  Status AddPeer(int fd, int process, int place, pid_t pid, bool allow_read, std::unique_ptr<ShmLink>* out);
+  void Run(LinkSink* sink, bool thread);
+  void Stop();
+
+  bool Poll() override;
+  void Polling(int delta) override;
+  void SetBusy(bool busy) override;
+
+ private:
+  friend class ShmLink;
+  ShmTransport(ShmSegment* mine, int places, int place);
+  bool Drain(ShmLink* link);
+  bool AnyWork() const;
+  void ServiceLoop();
+  void Kick();
+
+  ShmSegment* const mine_;
+  const int places_, place_;
+  LinkSink* sink_ = nullptr;
+  std::vector<ShmLink*> links_;
+  std::vector<ShmSegment*> mapped_;
+  std::mutex poll_mu_;
+  std::mutex wait_mu_;
+  std::condition_variable wait_cv_;
+  std::atomic<int> pollers_{0};
+  std::atomic<bool> busy_{false}, stopping_{false};
+  std::thread thread_;
+};
+
+}  // namespace jaxcoll
+
+#endif  // JAXCOLL_TRANSPORT_SHM_H_

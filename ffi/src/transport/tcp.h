@@ -1,0 +1,115 @@
+// Processes of other hosts: several TCP connections per pair, connected and authenticated by the caller (Python), which hands over the
+// descriptors. Connection 0 carries the small messages; a large transfer is cut into fragments over all of them, written from and read
+// into the caller's memory without a copy of ours. Between processes of one host the same class is the life line: its end says that
+// the peer is gone.
+#ifndef JAXCOLL_TRANSPORT_TCP_H_
+#define JAXCOLL_TRANSPORT_TCP_H_
+
+#include <sys/uio.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "transport/link.h"
+
+namespace jaxcoll {
+
+class TcpTransport;
+
+class TcpLink final : public Link {
+ public:
+  TcpLink(TcpTransport* transport, int process, const std::vector<int>& fds);
+  ~TcpLink() override;
+  const char* name() const override { return "tcp"; }
+  bool can_read() const override { return false; }
+  size_t eager_limit() const override;
+  void Send(const Header& header, const Span* payload, size_t spans) override;
+  void Stream(const Header& header, const std::vector<Span>& payload, uint64_t token) override;
+  Status Read(const RemoteSpan* from, size_t spans, void* to, size_t size) override;
+  int Forget(const OpKey& key, int rank) override;
+
+ private:
+  friend class TcpTransport;
+  struct StreamState {
+    uint64_t token;
+    std::atomic<int> left;  // fragments not yet written
+  };
+  struct Item {
+    Header header;
+    std::vector<uint8_t> owned;
+    std::vector<Span> spans;
+    size_t written = 0, total = 0;  // bytes of header and payload
+    std::shared_ptr<StreamState> stream;
+  };
+  struct Conn {
+    int fd = -1;
+    bool armed = false;             // EPOLLOUT is on
+    std::mutex write_mu, read_mu;
+    std::deque<Item> queue;
+    // Reading: bytes that have come, then, for a kData payload, straight into its target.
+    std::vector<uint8_t> buffer;
+    size_t begin = 0, end = 0;
+    bool landing = false, discard = false;
+    Header header;
+    std::vector<MutableSpan> target;
+    size_t landing_left = 0;
+  };
+  void Push(Conn* c, Item item);
+  // Writes what the socket takes. Finished streams are added to `sent`. False: the connection is broken.
+  bool Write(Conn* c, std::vector<uint64_t>* sent);
+  bool ReadSome(Conn* c, bool* any);
+  bool Fill(Conn* c, bool* any, bool* drained);
+  bool Parse(Conn* c, bool* any);
+  bool Land(Conn* c, bool* any, bool* drained);
+
+  TcpTransport* const transport_;
+  std::vector<std::unique_ptr<Conn>> conns_;
+  std::atomic<bool> down_{false};
+  std::atomic<bool> left_{false};  // the peer has said goodbye
+};
+
+class TcpTransport final : public Pollable {
+ public:
+  static Status Create(std::unique_ptr<TcpTransport>* out);
+  ~TcpTransport() override;
+  // Takes the descriptors over. `carries_data`: false when another link moves the transfers to this process.
+  Status AddPeer(int process, const std::vector<int>& fds, bool carries_data, std::unique_ptr<TcpLink>* out);
+  void Run(LinkSink* sink, bool thread);
+  void Stop();
+  bool Poll() override;
+  void Polling(int delta) override;
+  void SetBusy(bool busy) override;
+
+ private:
+  friend class TcpLink;
+  explicit TcpTransport(int epoll_fd, int wake_fd) : epoll_fd_(epoll_fd), wake_fd_(wake_fd) {}
+  struct Slot {
+    TcpLink* link;
+    TcpLink::Conn* conn;
+  };
+  bool HandleEvents(int timeout_ms);
+  void Arm(TcpLink::Conn* c, bool on);
+  void Down(TcpLink* link, const std::string& why);
+  void Kick();
+  void ServiceLoop();
+
+  const int epoll_fd_, wake_fd_;
+  LinkSink* sink_ = nullptr;
+  std::deque<Slot> slots_;
+  std::vector<TcpLink*> links_;
+  std::atomic<bool> carries_data_{false}, to_flush_{false};
+  std::mutex poll_mu_, wait_mu_;
+  std::condition_variable wait_cv_;
+  std::atomic<int> pollers_{0};
+  std::atomic<bool> stopping_{false};
+  std::thread thread_;
+};
+
+}  // namespace jaxcoll
+
+#endif  // JAXCOLL_TRANSPORT_TCP_H_
