@@ -11,6 +11,7 @@ from typing import Any
 
 from absl import flags
 
+from jaxcoll import config
 from jaxcoll.bench import table
 from jaxcoll.bench.definitions import OPERATIONS, make_case, parse_sizes
 from jaxcoll.bench.groups import Bench, Plan
@@ -93,7 +94,10 @@ def _implementations(values: Any) -> list[str]:
     if values.impl not in ("jaxcoll", "lax"):
         raise UsageError(f"--impl={values.impl} is unknown. Known: jaxcoll, lax.")
     for peer in values.peers:
-        if peer not in ("jaxcoll", "lax", "mpi") and not peer.startswith("JAXCOLL_"):
+        name, equals, text = peer.partition("=")
+        if equals and name.startswith(config.PREFIX):
+            config.parse(name, text)
+        elif peer not in ("jaxcoll", "lax", "mpi"):
             raise UsageError(f"--peers={peer} is unknown. Known: lax, mpi, or a setting such as JAXCOLL_RECORD=off.")
     return list(dict.fromkeys([values.impl, *values.peers]))
 

@@ -142,10 +142,10 @@ def parse_sizes(text: str, factor: int = 2) -> list[int]:
             if factor < 2 or not 0 < low <= high:
                 raise ValueError("a range needs 0 < from <= to, and a factor of 2 or more")
             sizes = [low * factor**i for i in range(int(math.log(high / low, factor) + 1e-9) + 1)]
+        if min(sizes) < 1:
+            raise ValueError("a size must be at least one byte")
     except ValueError as error:
         raise UsageError(f"--sizes={text!r}: {error}. Accepted: a range 4K:64M, or a list 4K,1M.") from None
-    if min(sizes) < 1:
-        raise UsageError(f"--sizes={text!r}: a size must be at least one byte.")
     return sizes
 
 
@@ -181,8 +181,7 @@ def timing(case: Case, seconds: Sequence[Sequence[float]]) -> Timing:
 
 def _pattern(rank: int, dtype: np.dtype[Any]) -> Array:
     # Small whole numbers: their sums are exact in every dtype, so results are compared exactly.
-    index = np.arange(PERIOD, dtype=np.int64) + 97 * rank
-    values = ((index * 2654435761) >> 7) % 5 - 2
+    values = np.random.default_rng(rank).integers(-2, 3, PERIOD)
     if dtype.kind == "b":
         return values > 0
     return (values + 2 if dtype.kind == "u" else values).astype(dtype)

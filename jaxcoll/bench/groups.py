@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jaxcoll import config
 from jaxcoll.bench.control import Channel, Listener, Message
 from jaxcoll.bench.definitions import Case, timing
 from jaxcoll.bench.table import Row
@@ -149,7 +148,6 @@ class Bench:
                     self._groups[impl] = start_mpi(self._resources, ranks)
                 elif "=" in impl:
                     name, _, value = impl.partition("=")
-                    config.parse(name, value)
                     self._groups[impl] = start_jax(self._resources, ranks, layout, {**env, name: value})
                 else:
                     shared = shared or start_jax(self._resources, ranks, layout, env)

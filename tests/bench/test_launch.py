@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from jaxcoll import launch
+from jaxcoll.errors import UsageError
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+RANK = "import os, sys, time; r = int(os.environ['JAXCOLL_LAUNCH_RANK']); "
+
+
+def test_every_rank_runs_and_its_output_is_kept_apart():
+    result = launch.run(python(RANK + "print('I am', r); print('oops', file=sys.stderr)"), 3, timeout=60)
+    assert result.codes == [0, 0, 0]
+    assert result.exit_code == 0
+    assert [sorted(output.splitlines()) for output in result.outputs] == [[f"I am {r}", "oops"] for r in range(3)]
+
+
+def test_a_failed_rank_ends_the_others():
+    start = time.monotonic()
+    with launch.Ranks(python(RANK + "sys.exit(7) if r == 1 else time.sleep(600)"), 3) as ranks:
+        result = ranks.wait(60, grace=0.1)
+    assert result.codes == [-signal.SIGKILL, 7, -signal.SIGKILL]
+    assert time.monotonic() - start < 30
+
+
+def test_the_others_may_run_on():
+    with launch.Ranks(python(RANK + "time.sleep(0.3 * (r == 1)); sys.exit(3 if r == 0 else 0)"), 2) as ranks:
+        result = ranks.wait(60, on_failure="wait")
+    assert result.codes == [3, 0]
+    assert result.exit_code == 3
+
+
+def test_a_rank_can_be_killed_and_its_signal_shows():
+    with launch.Ranks(python(RANK + "time.sleep(600 if r == 0 else 0)"), 2) as ranks:
+        assert ranks.poll()[0] is None
+        ranks.kill(0)
+        result = ranks.wait(60)
+    assert result.codes == [-signal.SIGKILL, 0]
+    assert result.exit_code == 128 + signal.SIGKILL
+
+
+def test_a_timeout_names_the_late_ranks_and_shows_their_last_words():
+    code = RANK + "print('waiting', flush=True); time.sleep(600 if r == 1 else 0)"
+    with launch.Ranks(python(code), 2) as ranks:
+        while "waiting" not in ranks.output(1):
+            time.sleep(0.02)
+        with pytest.raises(TimeoutError) as caught:
+            ranks.wait(0.3)
+    assert "still ran: [1]" in str(caught.value)
+    assert "[1] waiting" in str(caught.value)
+
+
+def _gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
+def test_ranks_die_with_the_launcher(signum: int):
+    code = (
+        "import sys, time\nfrom jaxcoll.launch import Ranks\n"
+        "ranks = Ranks([sys.executable, '-c', 'import time; time.sleep(600)'], 2)\n"
+        "print(ranks.pid(0), ranks.pid(1), flush=True)\ntime.sleep(600)"
+    )
+    parent = subprocess.Popen(python(code), stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    pids = [int(pid) for pid in parent.stdout.readline().split()]
+    time.sleep(0.5)  # the ranks' first lines, which tie them to the parent, have run
+    assert len(pids) == 2
+    assert not any(map(_gone, pids))
+    parent.send_signal(signum)
+    parent.wait(30)
+    deadline = time.monotonic() + 30
+    while not all(map(_gone, pids)):
+        assert time.monotonic() < deadline, "a rank outlived its launcher"
+        time.sleep(0.05)
+    parent.stdout.close()
+
+
+def test_leaving_the_block_leaves_no_process_and_no_file():
+    with launch.Ranks(python("import time; time.sleep(600)"), 2) as ranks:
+        pids = [ranks.pid(rank) for rank in range(2)]
+        logs = ranks._logs
+        assert logs.exists()
+    assert all(map(_gone, pids))
+    assert not logs.exists()
+
+
+def test_logs_stay_where_they_were_asked_for(tmp_path: Path):
+    launch.run(python(RANK + "print('rank', r)"), 2, logs=tmp_path / "logs", timeout=60)
+    assert (tmp_path / "logs" / "rank1.log").read_text() == "rank 1\n"
+
+
+def test_a_program_that_does_not_exist_is_told():
+    result = launch.run(["/no/such/program"], 1, timeout=60)
+    assert result.exit_code == 1
+    assert "can't run /no/such/program" in result.outputs[0]
+
+
+@pytest.mark.parametrize(("nprocs", "devices"), [(0, 1), (1, 0)])
+def test_nonsense_is_refused(nprocs: int, devices: int):
+    with pytest.raises(UsageError):
+        launch.Ranks(python(""), nprocs, devices=devices)
+
+
+def test_the_command_prefixes_lines_and_returns_the_status(tmp_path: Path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, sys\nprint('hello', sys.argv[1:])\nsys.exit(5 * int(os.environ['JAXCOLL_LAUNCH_RANK']))\n"
+    )
+    command = [sys.executable, "-m", "jaxcoll", "launch", "-n", "2", str(program), "--steps", "3"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert sorted(done.stdout.splitlines()) == ["[0] hello ['--steps', '3']", "[1] hello ['--steps', '3']"]
+    assert done.returncode == 5
+    assert "exit codes by rank: [0, 5]" in done.stderr
+
+
+def test_only_rank_0_talks_and_a_failed_one_is_shown(tmp_path: Path):
+    program = tmp_path / "program.py"
+    program.write_text("import os, sys\nr = int(os.environ['JAXCOLL_LAUNCH_RANK'])\nprint('hello', r)\nsys.exit(r)\n")
+    command = [sys.executable, "-m", "jaxcoll", "launch", "-n", "2", "--output", "first", str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "hello 0\n"
+    assert "[1] hello 1" in done.stderr
+
+
+def test_processes_join_and_compute_together():
+    code = (
+        "from jaxcoll import launch\nassert launch.initialize(devices=4)\nimport jax, jax.numpy as jnp\n"
+        "from jax.experimental import multihost_utils as m\n"
+        "print(jax.process_count(), jax.device_count(), m.process_allgather(jnp.int32(jax.process_index())).tolist())"
+    )
+    result = launch.run(python(code), 2, devices=2, timeout=120)
+    assert result.codes == [0, 0], result.outputs
+    assert all("2 4 [0, 1]" in output for output in result.outputs)
+
+
+def test_the_same_program_runs_by_itself():
+    code = (
+        "from jaxcoll import launch\nassert not launch.initialize(devices=3)\nimport jax\n"
+        "assert jax.device_count() == 3 and jax.process_count() == 1"
+    )
+    env = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", launch.RANK, launch.NPROCS)}
+    done = subprocess.run(python(code), env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_device_env_keeps_what_is_set():
+    env = launch.device_env(8, {"XLA_FLAGS": "--a=1 --xla_force_host_platform_device_count=2", "PJRT_NPROC": "5"})
+    assert env["XLA_FLAGS"] == "--a=1 --xla_force_host_platform_device_count=8"
+    assert env["PJRT_NPROC"] == "5"
+    assert int(launch.device_env(8, {})["PJRT_NPROC"]) >= 16
