@@ -12,9 +12,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jaxcoll.routing import disable as disable
-    from jaxcoll.routing import enable as enable
-    from jaxcoll.routing import is_enabled as is_enabled
     from jaxcoll.ops import all_gather as all_gather
     from jaxcoll.ops import all_to_all as all_to_all
     from jaxcoll.ops import pbroadcast as pbroadcast
@@ -24,6 +21,9 @@ if TYPE_CHECKING:
     from jaxcoll.ops import ppermute as ppermute
     from jaxcoll.ops import psum as psum
     from jaxcoll.ops import psum_scatter as psum_scatter
+    from jaxcoll.routing import disable as disable
+    from jaxcoll.routing import enable as enable
+    from jaxcoll.routing import is_enabled as is_enabled
 
 _OPS = ("psum", "pmean", "pmax", "pmin", "all_gather", "psum_scatter", "all_to_all", "ppermute", "pbroadcast")
 _HOME = {
@@ -31,8 +31,6 @@ _HOME = {
     **{name: "jaxcoll.routing" for name in ("enable", "disable", "is_enabled")},
     "explain": "jaxcoll.runtime",
 }
-
-__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:

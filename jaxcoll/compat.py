@@ -1,8 +1,8 @@
 """The private JAX names, all of them, in one place. Checked with jax 0.10.2 and 0.12.0.
 
-What is public lives elsewhere under its public name; what JAX keeps private and jaxcoll can't do without is here, so that
-a new JAX release has one file to be tried against. Importing this module does one thing to JAX: modules that are lowered
-from then on carry a `ModuleSites` instead of two plain dictionaries (see there).
+What is public lives elsewhere under its public name; what JAX keeps private and jaxcoll can't do without is here, so
+that a new JAX release has one file to be tried against. Importing this module does one thing to JAX: modules that are
+lowered from then on carry a `ModuleSites` instead of two plain dictionaries (see there).
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from jax.interpreters import ad, batching, mlir
 
 try:
     from jax._src import config as _config
     from jax._src import core as _core
     from jax._src import dispatch as _dispatch
-    from jax._src.interpreters import ad as _ad
     from jax._src.interpreters import mlir as _mlir
+    from jax._src.interpreters.ad import p2tz as _p2tz  # pyright: ignore[reportPrivateImportUsage]
     from jax._src.lax import parallel as _parallel
     from jax._src.sharding_impls import SPMDAxisContext as _SPMDAxisContext
 except ImportError as error:  # pragma: no cover - only with a JAX that nobody has tried yet
@@ -30,6 +29,7 @@ except ImportError as error:  # pragma: no cover - only with a JAX that nobody h
     ) from error
 
 Primitive = _core.Primitive
+Rule = Callable[..., Any]
 UndefinedPrimal = ad.UndefinedPrimal
 Zero = ad.Zero
 
@@ -83,7 +83,7 @@ def make_primitive(
 
 
 def zero_tangent(primal_out: Any) -> Any:
-    return _ad.p2tz(primal_out)
+    return _p2tz(primal_out)
 
 
 def zero_cotangent(aval: Any) -> Any:
@@ -178,7 +178,8 @@ def _install_module_sites() -> None:
     missing = [name for name in _CACHES if name not in {f.name for f in dataclasses.fields(context_class)}]
     if missing:
         raise ImportError(
-            f"jax {jax.__version__}: its lowering context has no {', '.join(missing)}; jaxcoll is tested with jax 0.10.2 and 0.12"
+            f"jax {jax.__version__}: its lowering context has no {', '.join(missing)}; "
+            "jaxcoll is tested with jax 0.10.2 and 0.12"
         )
     original = context_class.__init__
     if getattr(original, "jaxcoll", False):
@@ -255,13 +256,18 @@ def register_default_lowering(prim: Any, rule: Callable[..., Any]) -> None:
     mlir.register_lowering(prim, rule, cacheable=False)
 
 
+def lowering_rule(prim: Any, platform: str) -> Any | None:
+    """The entry of `prim` in JAX's table of lowering rules for `platform`, None where it has none there."""
+    return _mlir._platform_specific_lowerings[platform].get(prim)
+
+
 class LoweringOverride:
     """Replaces the lowering rules of JAX's primitives on some platforms, and puts back exactly what was there."""
 
     def __init__(self) -> None:
         self._saved: list[tuple[dict[Any, Any], Any, Any]] = []
 
-    def replace(self, prim: Any, platform: str, make: Callable[[Callable[..., Any] | None], Callable[..., Any]]) -> None:
+    def replace(self, prim: Any, platform: str, make: Callable[[Rule | None], Rule]) -> None:
         """Installs `make(rule so far)`; make gets None where `prim` couldn't be lowered on this platform."""
         table = _mlir._platform_specific_lowerings[platform]
         before = table.get(prim)

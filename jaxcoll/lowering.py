@@ -2,8 +2,8 @@
 
 Everything that is not communication is plain HLO around the call: positional axes are reduced, the split dimension is
 brought to the front, int4 is widened, empty arrays and groups of one are answered without a call. The call itself holds
-only numbers that are the same in every process that lowers the same program (kind, reduction, call site, groups, the key
-of the schedule set), so it can be cached on disk and never needs to change when a schedule does.
+only numbers that are the same in every process that lowers the same program (kind, reduction, call site, groups, the
+key of the schedule set), so it can be cached on disk and never needs to change when a schedule does.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def logical_groups(axes: Sequence[Any], view: compat.MeshView) -> np.ndarray:
     """
     unknown = [a for a in axes if a not in view.axes]
     if unknown or len(set(axes)) != len(axes):
-        raise UsageError(f"axes {tuple(axes)} of a collective must be different axes of the mesh, which has {view.axes}")
+        raise UsageError(f"the axes of a collective, {tuple(axes)}, must be different axes of the mesh {view.axes}")
     indices = np.arange(math.prod(view.sizes)).reshape(view.sizes)
     dims = [view.axes.index(a) for a in axes]
     ranks = math.prod(view.sizes[d] for d in dims)
@@ -150,7 +150,7 @@ def plan(ctx: Any, row: Row, params: dict[str, Any], options: Options) -> Messag
 
 
 def refuse_groups_with_check_vma(name: str) -> None:
-    """JAX types the result of a reduction over groups as equal on all ranks, which it isn't (or refuses without a word)."""
+    """JAX types a reduction over groups as equal on all ranks, which it isn't, or refuses without a word."""
     if name in ("psum", "psum_invariant", "pmax", "pmin") and compat.check_vma():
         raise UsageError(
             f"{name} with axis_index_groups gives every group its own result, which jax.shard_map with check_vma=True "

@@ -4,11 +4,12 @@ Each function has the name, arguments, defaults, result and gradient of its `jax
 arguments more:
 
   schedule: name of the schedule to run, or None: jaxcoll chooses by size, rank count and transport. A name that is not
-    known, or can't do this collective over this many ranks, raises `jaxcoll.errors.ScheduleError`, which lists those that can.
+    known, or can't do this collective over this many ranks, raises `jaxcoll.errors.ScheduleError`, which lists those
+    that can.
   deterministic: True forbids what changes the order of additions between two runs of a program, such as swapping ranks.
 
-All take pytrees; the leaves of one dtype travel in one message. All must be called where the axis names are bound: inside
-of `jax.shard_map` (every mesh axis manual), `jax.pmap`, or `jax.vmap` with an `axis_name`.
+All take pytrees; the leaves of one dtype travel in one message. All must be called where the axis names are bound:
+inside of `jax.shard_map` (every mesh axis manual), `jax.pmap`, or `jax.vmap` with an `axis_name`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
+import jax.core
 from jax import lax
 
 from jaxcoll import compat
@@ -62,7 +64,7 @@ def _map(fun: Callable[[Any], Any], x: T, options: Options) -> T:
 
 
 def _sum(fun: Callable[[Any], Any], x: T, options: Options) -> T:
-    """Like `_map`, for the sums, which JAX folds where their argument is a constant: psum(1, axis) is the axis' size."""
+    """Like `_map`, for the sums, which JAX folds over a constant: psum(1, axis) is the axis' size."""
     leaves, tree = jax.tree.flatten(x)
     traced = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.core.Tracer)]
     sums = dict(zip(traced, call(fun, [leaves[i] for i in traced], options), strict=True))
@@ -72,6 +74,14 @@ def _sum(fun: Callable[[Any], Any], x: T, options: Options) -> T:
 def _check_groups(name: str, groups: Groups) -> None:
     if groups is not None:
         _lowering.refuse_groups_with_check_vma(name)
+
+
+def _dimension(function: str, argument: str, value: int, leaf: Any) -> int:
+    """`value` as a dimension of `leaf`, counted from the front."""
+    rank = len(leaf.shape)
+    if not -rank <= value < rank:
+        raise UsageError(f"{function}: {argument} {value} is not a dimension of an array of shape {leaf.shape}")
+    return value % rank
 
 
 def psum(
@@ -87,18 +97,19 @@ def psum(
     Args:
       x: pytree of arrays of any shape; bools are summed as int32. Constants fold: `psum(1, axis)` is the axis' size.
       axis_name: an axis, or a tuple of axes; ints are positional axes (only with check_vma=False).
-      axis_index_groups: lists of axis indices, which must hold every index once; each group gets its own sum. The groups
-        may be of different sizes. Needs check_vma=False.
+      axis_index_groups: lists of axis indices, which must hold every index once; each group gets its own sum. The
+        groups may be of different sizes. Needs check_vma=False.
       schedule, deterministic: see the module's docstring.
 
     Returns:
-      the pytree, each leaf with the shape and dtype of its argument. float16, bfloat16 and float8 are summed in float32 and
-      rounded once.
+      the pytree, each leaf with the shape and dtype of its argument. float16, bfloat16 and float8 are summed in float32
+      and rounded once.
     """
     _check_groups("psum", axis_index_groups)
     axes = _axes(axis_name, "psum")
-    fun = lambda leaf: lax.psum(leaf, axes, axis_index_groups=axis_index_groups)  # noqa: E731
-    return _sum(fun, x, _options(schedule, deterministic))
+    return _sum(
+        lambda leaf: lax.psum(leaf, axes, axis_index_groups=axis_index_groups), x, _options(schedule, deterministic)
+    )
 
 
 def pmean(
@@ -112,8 +123,9 @@ def pmean(
     """Mean over the ranks along `axis_name`: `psum`, divided by the number of ranks. Arguments as for `psum`."""
     _check_groups("psum", axis_index_groups)
     axes = _axes(axis_name, "pmean")
-    fun = lambda leaf: lax.pmean(leaf, axes, axis_index_groups=axis_index_groups)  # noqa: E731
-    return _sum(fun, x, _options(schedule, deterministic))
+    return _sum(
+        lambda leaf: lax.pmean(leaf, axes, axis_index_groups=axis_index_groups), x, _options(schedule, deterministic)
+    )
 
 
 def pmax(
@@ -168,7 +180,8 @@ def all_gather(
       x: pytree of arrays.
       axis_name: an axis, or a tuple of axes (the last one fastest).
       axis_index_groups: lists of axis indices, all of one size, which must hold every index once.
-      axis: where the ranks' arrays are put: stacked along a new dimension, or, tiled, one behind the other along this one.
+      axis: where the ranks' arrays are put: stacked along a new dimension, or, tiled, one behind the other along this
+      one.
       tiled: see `axis`.
       to: "varying", or "invarying" for a result that check_vma takes to be the same on all ranks, or "reduced".
       schedule, deterministic: see the module's docstring.
@@ -197,13 +210,21 @@ def psum_scatter(
     of it, and is divided. Other arguments as for `all_gather`.
     """
     axes = _axes(axis_name, "psum_scatter")
-    return _map(
-        lambda leaf: lax.psum_scatter(
-            leaf, axes, scatter_dimension=scatter_dimension, axis_index_groups=axis_index_groups, tiled=tiled
-        ),
-        x,
-        _options(schedule, deterministic),
-    )
+    if axes == ():
+        return x
+
+    def one(leaf: Any) -> Any:
+        dim = _dimension("psum_scatter", "scatter_dimension", scatter_dimension, leaf)
+        size = lax.psum(1, axes, axis_index_groups=axis_index_groups)
+        if not tiled and leaf.shape[dim] != size:
+            raise UsageError(
+                f"reduce_scatter operand scatter dimension size {leaf.shape[dim]} must match shard count {size}"
+            )
+        # Untiled by way of tiled: JAX's rule for vmap misplaces a batch dimension that stands behind `dim`.
+        out = lax.psum_scatter(leaf, axes, scatter_dimension=dim, axis_index_groups=axis_index_groups, tiled=True)
+        return out if tiled else lax.squeeze(out, (dim,))
+
+    return _map(one, x, _options(schedule, deterministic))
 
 
 def all_to_all(
@@ -220,8 +241,8 @@ def all_to_all(
     """Cuts `split_axis` into one part for each rank along `axis_name`, and joins what arrives along `concat_axis`.
 
     Untiled, split_axis' size must be the number of ranks; it is removed, and a dimension of that size is put in at
-    concat_axis. Tiled, split_axis is divided by the number of ranks and concat_axis multiplied by it. Other arguments as
-    for `all_gather`.
+    concat_axis. Tiled, split_axis is divided by the number of ranks and concat_axis multiplied by it. Other arguments
+    as for `all_gather`.
     """
     axes = _axes(axis_name, "all_to_all")
 
@@ -229,11 +250,8 @@ def all_to_all(
         return lax.all_to_all(leaf, axes, split, concat, axis_index_groups=axis_index_groups, tiled=True)
 
     def one(leaf: Any) -> Any:
-        rank = jax.numpy.ndim(leaf)
-        for name, value in (("split_axis", split_axis), ("concat_axis", concat_axis)):
-            if not -rank <= value < rank:
-                raise UsageError(f"all_to_all: {name} {value} is not a dimension of an array of shape {leaf.shape}")
-        split, concat = split_axis % rank, concat_axis % rank
+        split = _dimension("all_to_all", "split_axis", split_axis, leaf)
+        concat = _dimension("all_to_all", "concat_axis", concat_axis, leaf)
         if tiled:
             return tiled_one(leaf, split, concat)
         size = lax.psum(1, axes, axis_index_groups=axis_index_groups)
@@ -280,8 +298,8 @@ def pbroadcast(
 ) -> T:
     """The arrays of the rank with index `source` along `axis_name`, on all ranks.
 
-    Unlike `jax.lax.pbroadcast` it works on the CPU too. `source` is an int; a traced one is left to `jax.lax`, where that
-    takes it.
+    Unlike `jax.lax.pbroadcast` it works on the CPU too. `source` is an int; a traced one is left to `jax.lax`, where
+    that takes it.
     """
     axes = _axes(axis_name, "pbroadcast")
     source = source if isinstance(source, jax.Array) else int(source)

@@ -1,12 +1,13 @@
 """`jaxcoll.enable()`: the `jax.lax` collectives of a program that doesn't know jaxcoll go through it.
 
-While enabled, the lowering rules of JAX's own collective primitives on cpu and cuda are ours. So every explicit collective
-is reached: those in libraries, those under `jax.pmap`, and the sums that differentiation inserts (the gradient of a weight
-that all ranks share). Types, `vmap` and gradients stay JAX's. Not reached: collectives that the compiler inserts
+While enabled, the lowering rules of JAX's own collective primitives on cpu and cuda are ours. So every explicit
+collective
+is reached: those in libraries, those under `jax.pmap`, and the sums that differentiation inserts (the gradient of a
+weight that all ranks share). Types, `vmap` and gradients stay JAX's. Not reached: collectives that the compiler inserts
 into a `jit` over sharded arrays, which exist only after lowering.
 
-What jaxcoll can't lower (see `jaxcoll.lowering.CannotLower`: the maximum of complex numbers, a shard_map that leaves some
-mesh axes to the compiler) keeps JAX's rule.
+What jaxcoll can't lower (see `jaxcoll.lowering.CannotLower`: the maximum of complex numbers, a shard_map that leaves
+some mesh axes to the compiler) keeps JAX's rule.
 """
 
 from __future__ import annotations
@@ -76,8 +77,9 @@ class Enabled:
 def enable(*, schedule: str | None = None, deterministic: bool = False) -> Enabled:
     """Routes the `jax.lax` collectives of this process through jaxcoll, until `disable()` or the end of a `with` block.
 
-    Functions compiled before are compiled again under it on their next call, and the old ones come back after it; nobody
-    need clear a cache. An executable that the program holds itself (`jax.jit(f).lower(...).compile()`) stays what it was.
+    Functions compiled before are compiled again under it on their next call, and the old ones come back after it;
+    nobody need clear a cache. An executable that the program holds itself (`jax.jit(f).lower(...).compile()`) stays
+    what it was.
 
     Args:
       schedule, deterministic: for all collectives, as in `jaxcoll.psum`. A schedule that can't do all the collectives

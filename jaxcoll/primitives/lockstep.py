@@ -1,7 +1,8 @@
 """JAX's own code, with its collectives rerouted to ours, for many arrays at once.
 
 `jax.lax.psum` and its kin know what a call means: which axes, which types, when a constant folds. So do JAX's rules for
-`vmap` and transposition. All of them end in JAX's primitives, one array at a time. Here such code is traced, one trace an
+`vmap` and transposition. All of them end in JAX's primitives, one array at a time. Here such code is traced, one trace
+an
 array, and the traces are run side by side: where several of them stand before the same collective, with the same
 parameters and dtype, their operands go into one call of our primitive, which is one message. Nothing is concatenated.
 """

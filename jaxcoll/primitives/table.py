@@ -64,6 +64,13 @@ def _unpack_all_to_all(blocks: jax.Array, params: Params, n: int, shape: tuple[i
     return _join(blocks.reshape(n, *part), dim, shape)
 
 
+def _transpose_pbroadcast(cotangent: jax.Array, params: Params) -> jax.Array:
+    """The sum of all ranks' cotangents, at the source. (JAX's own rule takes scalars only.)"""
+    axes = params["axis_name"]
+    total = lax.psum(cotangent, axes)
+    return jnp.where(lax.axis_index(axes) == params["source"], total, jnp.zeros_like(total))
+
+
 @dataclasses.dataclass(frozen=True)
 class Row:
     """One operation.
@@ -74,6 +81,7 @@ class Row:
       reduce: "sum", "max", "min", or "none" for pure data movement.
       axes_param: the parameter that holds the axis names.
       pack, unpack: operand to blocks, blocks to result (see the module's docstring).
+      transpose: (cotangent, params) -> cotangent of the operand, where JAX's rule is wrong; None: JAX's rule.
     """
 
     name: str
@@ -82,6 +90,7 @@ class Row:
     axes_param: str = "axis_name"
     pack: Pack = _whole
     unpack: Unpack = _reshape
+    transpose: Callable[[jax.Array, Params], jax.Array] | None = None
 
     @property
     def primitive(self) -> Any:
@@ -129,7 +138,7 @@ _ROWS = (
     _scatter("unreduced_reduce_scatter"),
     Row("all_to_all", Kind.ALL_TO_ALL, "none", pack=_pack_all_to_all, unpack=_unpack_all_to_all),
     Row("ppermute", Kind.PERMUTE, "none"),
-    Row("pbroadcast", Kind.BROADCAST, "none"),
+    Row("pbroadcast", Kind.BROADCAST, "none", transpose=_transpose_pbroadcast),
 )
 
 ROWS: dict[Any, Row] = {row.primitive: row for row in _ROWS if row.primitive is not None}
@@ -137,11 +146,12 @@ ROWS: dict[Any, Row] = {row.primitive: row for row in _ROWS if row.primitive is 
 
 # Elements that the native library doesn't take travel as a wider type that holds them exactly (or, summed, with one
 # rounding at the end).
-_NATIVE = frozenset(
-    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 float64 complex64 complex128 "
-    "float8_e4m3fn float8_e5m2 float8_e4m3b11fnuz float8_e4m3fnuz float8_e5m2fnuz float8_e3m4 float8_e4m3 "
-    "float8_e8m0fnu".split()
-)
+_NATIVE = {
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
+    *("float8_e4m3fn", "float8_e5m2", "float8_e4m3b11fnuz", "float8_e4m3fnuz", "float8_e5m2fnuz"),
+    *("float8_e3m4", "float8_e4m3", "float8_e8m0fnu"),
+}
 _WIDENED = {
     **{name: "int8" for name in ("int1", "int2", "int4")},
     **{name: "uint8" for name in ("uint1", "uint2", "uint4")},

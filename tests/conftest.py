@@ -1,0 +1,40 @@
+"""What all tests share. JAX reads its settings when it starts, so they are made here, before any test imports it."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+DEVICES = 8
+
+os.environ["XLA_FLAGS"] = " ".join(
+    [
+        *(f for f in os.environ.get("XLA_FLAGS", "").split() if "host_platform_device_count" not in f),
+        f"--xla_force_host_platform_device_count={DEVICES}",
+    ]
+)
+# Up to jax 0.11.1, launches with jax.lax's collectives hang where the thread pool is no larger than the device count.
+os.environ.setdefault("PJRT_NPROC", str(4 * DEVICES))
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--full",
+        action="store_true",
+        default=os.environ.get("JAXCOLL_TEST_FULL", "") == "1",
+        help="run whole products of test cases where the default is a covering of all pairs (JAXCOLL_TEST_FULL=1)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "full: part of a product that runs only with --full")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--full"):
+        left_out = [item for item in items if item.get_closest_marker("full")]
+        items[:] = [item for item in items if not item.get_closest_marker("full")]
+        if left_out:
+            config.hook.pytest_deselected(items=left_out)

@@ -1,0 +1,113 @@
+"""Every dtype through every operation, against jax.lax; and how exact the sums of real numbers are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from jax import lax
+
+import jaxcoll
+
+from . import cases, helpers
+
+INTS = ["int4", "uint4", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
+FLOATS = ["float16", "bfloat16", "float32", "float64"]
+NARROW = [
+    *("float8_e4m3fn", "float8_e5m2", "float8_e4m3b11fnuz", "float8_e4m3fnuz", "float8_e5m2fnuz"),
+    *("float8_e3m4", "float8_e4m3"),
+]
+COMPLEX = ["complex64", "complex128"]
+N = 4
+
+
+OPS = ["psum", "pmax", "pmin", "all_gather", "psum_scatter_tiled", "all_to_all_tiled", "ppermute", "pbroadcast"]
+
+
+def program(module: Any, names: list[str]) -> Any:
+    return lambda t: {name: cases.OPS[name].fun(module, t[name], "b", N) for name in names}
+
+
+def arguments(dtype: str, names: list[str]) -> dict[str, Any]:
+    shapes = {name: (8, *cases.OPS[name].shape(N)) for name in names}
+    unsigned = dtype == "bool" or dtype.startswith("u")
+    xs = {name: np.random.default_rng(3).integers(0 if unsigned else -1, 2, shapes[name]) for name in names}
+    return {name: jnp.asarray(x).astype(dtype) for name, x in xs.items()}
+
+
+@pytest.fixture(scope="module")
+def by_lax() -> Any:
+    """sign -> the results of jax.lax in float32; they are small whole numbers, so every dtype has to give the same."""
+    mesh = cases.mesh_of(a=2, b=N)
+    args = {unsigned: arguments("uint8" if unsigned else "float32", OPS) for unsigned in (True, False)}
+    floats = jax.tree.map(lambda x: x.astype(jnp.float32), args)
+    return helpers.on_ranks(mesh, lambda t: {sign: program(lax, OPS)(x) for sign, x in t.items()}, floats)
+
+
+@pytest.mark.parametrize("dtype", ["bool", *INTS, *FLOATS, *NARROW, *COMPLEX])
+def test_every_operation_equals_lax(dtype: str, by_lax: Any) -> None:
+    without = {"complex64": ("pmax", "pmin"), "complex128": ("pmax", "pmin"), "bool": ("psum_scatter_tiled",)}
+    names = [name for name in OPS if name not in without.get(dtype, ())]
+    with jax.enable_x64(True):
+        mesh = cases.mesh_of(a=2, b=N)
+        xs = arguments(dtype, names)
+        got = helpers.on_ranks(mesh, program(jaxcoll, names), xs)
+        types, lax_types = (
+            jax.eval_shape(cases.Place(mesh, True).sharded(program(module, names)), xs) for module in (jaxcoll, lax)
+        )
+    assert types == lax_types
+    for name in names:
+        assert got[name].dtype == types[name].dtype
+        expected = by_lax[dtype == "bool" or dtype.startswith("u")][name]
+        np.testing.assert_array_equal(got[name], expected.astype(got[name].dtype), err_msg=name)
+
+
+def test_maximum_of_complex_numbers_is_left_to_xla() -> None:
+    """XLA orders them; jaxcoll doesn't, and says so by giving the same answer or the same failure."""
+    mesh = cases.mesh_of(a=4)
+    x = jnp.asarray([1 + 2j, 3 + 0j, -1j, 2 + 2j], jnp.complex64)
+
+    def attempt(module: Any) -> Any:
+        try:
+            return helpers.on_ranks(mesh, lambda t: module.pmax(t, "a"), x).tolist()
+        except Exception as error:
+            return type(error)
+
+    assert attempt(jaxcoll) == attempt(lax)
+
+
+def test_scaling_factors_move() -> None:
+    """float8_e8m0fnu, of which there is no zero and no sign, moves as it is and is reduced in float32."""
+    mesh = cases.mesh_of(a=4)
+    x = jnp.asarray([1, 2, 4, 8], jnp.float8_e8m0fnu)
+    assert helpers.on_ranks(mesh, lambda t: jaxcoll.all_gather(t, "a"), x)[3].astype(float).tolist() == [1, 2, 4, 8]
+    assert helpers.on_ranks(mesh, lambda t: jaxcoll.pmax(t, "a"), x).astype(float).tolist() == [8] * 4
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, "float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+def test_sums_of_real_numbers(dtype: str, ranks: int) -> None:
+    """Within (N-1) eps sum|x| of the sum in float64; narrow types: of the float32 sum, and one rounding."""
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(ranks)
+        x = jnp.asarray(rng.normal(size=(ranks, 777)) / 4).astype(dtype)
+        exact = np.asarray(x).astype(np.float64).sum(axis=0)
+        size = np.abs(np.asarray(x).astype(np.float64)).sum(axis=0)
+        mesh = cases.mesh_of(a=ranks)
+        got = helpers.on_ranks(mesh, lambda t: jaxcoll.psum(t, "a"), x)
+        helpers.assert_same_on_all(got)
+        parts = helpers.on_ranks(
+            mesh, lambda t: jaxcoll.psum_scatter(jnp.resize(t, (ranks, 777)), "a", tiled=True)[0], x
+        )
+    narrow = jnp.finfo(dtype).bits < 32
+    inner = np.finfo(np.float32).eps if narrow else np.finfo(dtype).eps
+    info = ml_dtypes.finfo(dtype)
+    bound = (ranks - 1) * float(inner) * size
+    if narrow:
+        bound += np.maximum(float(info.eps) * (np.abs(exact) + bound), float(info.smallest_subnormal))
+    for result in (got[0], *parts):
+        assert np.all(np.abs(result.astype(np.float64) - exact) <= bound)

@@ -1,0 +1,111 @@
+"""Bad input: each is an error that says how to mend it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import jaxcoll
+from jaxcoll.errors import ScheduleError, UsageError
+
+from . import cases, helpers
+
+X = jnp.zeros((4, 4, 3))
+
+
+def run(f: Any, check_vma: bool = True) -> Any:
+    return helpers.on_ranks(cases.mesh_of(a=4), f, X, check_vma=check_vma)
+
+
+BAD: list[tuple[str, Any, type[Exception], str]] = [
+    ("unbound axis", lambda t: jaxcoll.psum(t, "zz"), NameError, r"unbound axis name: zz.*Axes bound here: 'a'"),
+    ("one axis of two", lambda t: jaxcoll.all_gather(t, ("a", "q")), NameError, r"unbound axis name: q"),
+    ("schedule type", lambda t: jaxcoll.psum(t, "a", schedule=3), UsageError, r"name of a schedule \(a str\) or None"),
+    ("deterministic", lambda t: jaxcoll.psum(t, "a", deterministic=1), UsageError, r"must be True or False"),
+    ("groups and vma", lambda t: jaxcoll.psum(t, "a", axis_index_groups=[[0, 1], [2, 3]]), UsageError, "check_vma=Fal"),
+    ("pmax, groups", lambda t: jaxcoll.pmax(t, "a", axis_index_groups=[[0, 1], [2, 3]]), UsageError, "check_vma=Fal"),
+    ("pmean, groups", lambda t: jaxcoll.pmean(t, "a", axis_index_groups=[[0, 1], [2, 3]]), UsageError, "check_vma=Fal"),
+    ("perm type", lambda t: jaxcoll.ppermute(t, "a", {0: 1}), TypeError, r"must be a list or a tuple"),
+    ("perm twice", lambda t: jaxcoll.ppermute(t, "a", [(0, 1), (0, 2)]), UsageError, r"must be unique, got"),
+    ("perm range", lambda t: jaxcoll.ppermute(t, "a", [(0, 4)]), UsageError, r"destination of `perm` 4 .* 0\.\.3"),
+    ("source range", lambda t: jaxcoll.pbroadcast(t, "a", 4), UsageError, r"`source` of pbroadcast 4 .* 0\.\.3"),
+    ("scatter, tiled", lambda t: jaxcoll.psum_scatter(t[:3], "a", tiled=True), ValueError, "must be divisible by"),
+    ("scatter", lambda t: jaxcoll.psum_scatter(t[:3], "a"), ValueError, r"size 3 must match shard count 4"),
+    ("scatter dim", lambda t: jaxcoll.psum_scatter(t, "a", scatter_dimension=2), UsageError, "not a dimension of an"),
+    ("all_to_all", lambda t: jaxcoll.all_to_all(t, "a", 1, 0), ValueError, "4 and 3 respectively"),
+    ("all_to_all, tiled", lambda t: jaxcoll.all_to_all(t, "a", 1, 0, tiled=True), ValueError, "has to be divisible by"),
+    ("all_to_all axis", lambda t: jaxcoll.all_to_all(t, "a", 5, 0), UsageError, "split_axis 5 is not a dimension"),
+    ("to", lambda t: jaxcoll.all_gather(t, "a", to="nowhere"), ValueError, "unexpected `to` value"),
+    (
+        "pmax grad",
+        lambda t: jax.grad(lambda s: jnp.sum(jaxcoll.pmax(s, "a")))(t),
+        NotImplementedError,
+        "for 'pmax' not",
+    ),
+]
+
+
+@pytest.mark.parametrize(("f", "kind", "text"), [b[1:] for b in BAD], ids=[b[0] for b in BAD])
+def test_bad_calls(f: Any, kind: type[Exception], text: str) -> None:
+    with pytest.raises(kind, match=re.compile(text, re.DOTALL)):
+        run(f)
+
+
+def test_groups() -> None:
+    for f in (
+        lambda t: jaxcoll.psum(t, "a", axis_index_groups=[[0, 1], [2]]),
+        lambda t: jaxcoll.pmax(t, "a", axis_index_groups=[[0, 1]]),
+        lambda t: jaxcoll.all_gather(t, "a", axis_index_groups=[[0, 1], [1, 2]]),
+    ):
+        with pytest.raises(ValueError, match="must cover all indices exactly once"):
+            run(f, check_vma=False)
+    with pytest.raises(UsageError, match="of the same size"):
+        run(lambda t: jaxcoll.all_gather(t, "a", axis_index_groups=[[0, 1, 2], [3]]), check_vma=False)
+
+
+def test_outside_of_a_mesh() -> None:
+    with pytest.raises(NameError, match=r"inside of\s+jax.shard_map.*Axes bound here: none"):
+        jaxcoll.psum(jnp.zeros(3), "a")
+
+
+def test_unknown_schedule_lists_the_known() -> None:
+    with pytest.raises(ScheduleError, match=r"(?s)no_such.*ring"):
+        run(lambda t: jaxcoll.psum(t, "a", schedule="no_such"))
+
+
+def test_schedule_of_another_collective() -> None:
+    with pytest.raises(ScheduleError, match="pairwise"):
+        run(lambda t: jaxcoll.psum(t, "a", schedule="pairwise"))
+
+
+def test_gradient_of_a_call_with_a_schedule() -> None:
+    """The gradient of an all_gather is a reduce-scatter, for which a schedule of all_gather only isn't asked."""
+    run(lambda t: jax.grad(lambda s: jnp.sum(jaxcoll.all_gather(s * s, "a", schedule="recursive_doubling")))(t))
+
+
+def test_axes_in_another_order_than_the_mesh() -> None:
+    mesh = cases.mesh_of(a=2, b=2)
+    with pytest.raises(UsageError, match="in the order of the mesh"):
+        helpers.on_ranks(mesh, lambda t: jaxcoll.ppermute(t, ("b", "a"), [(0, 1)]), jnp.zeros(4))
+
+
+def test_axes_left_to_the_compiler() -> None:
+    mesh = cases.mesh_of(a=2, b=2)
+    f = jax.shard_map(
+        lambda t: jaxcoll.psum(t, "a"), mesh=mesh, in_specs=P("a"), out_specs=P(), axis_names=frozenset({"a"})
+    )
+    with pytest.raises(UsageError, match=r"leaves the mesh axes \('b',\) to the\s+compiler.*Make all axes manual"):
+        jax.jit(f)(jnp.zeros(4))
+
+
+def test_axes_of_one_may_be_left_to_the_compiler() -> None:
+    mesh = cases.mesh_of(a=4, b=1)
+    f = jax.shard_map(
+        lambda t: jaxcoll.psum(t, "a"), mesh=mesh, in_specs=P("a"), out_specs=P(), axis_names=frozenset({"a"})
+    )
+    assert jax.jit(f)(jnp.arange(4.0)).tolist() == [6.0]

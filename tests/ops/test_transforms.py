@@ -1,0 +1,203 @@
+"""What the table can't hold: where jaxcoll goes further than jax.lax, and what is particular to one operation."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+import jaxcoll
+
+from . import cases, helpers
+
+
+def both(mesh: Any, f: Any, *xs: Any, check_vma: bool = True) -> list[Any]:
+    return [helpers.on_ranks(mesh, functools.partial(f, m), *xs, check_vma=check_vma) for m in cases.MODULES]
+
+
+def test_constants_fold() -> None:
+    def sizes(t: Any) -> Any:
+        size = jaxcoll.psum(1, ("a", "b"))
+        assert type(size) is int  # a Python int: it can be a shape
+        assert size == 8
+        assert jaxcoll.psum(1, "b", axis_index_groups=None) == 4
+        assert jaxcoll.pmean(3.0, "a") == 3.0
+        return t + jnp.ones(size), jnp.asarray(jaxcoll.psum((t, 2), "a")[1])
+
+    mesh = cases.mesh_of(a=2, b=4)
+    total, folded = helpers.on_ranks(mesh, sizes, jnp.zeros(8))
+    assert total.shape == (8, 8)
+    assert folded.tolist() == [4] * 8
+
+
+def test_arrays_that_no_rank_computes() -> None:
+    """A NumPy array is no tracer; jax.lax takes it for the same on all ranks."""
+    mesh = cases.mesh_of(a=4)
+    constant = np.arange(8.0, dtype=np.float32)
+    for f in (
+        lambda m, t: t + m.all_gather(constant, "a")[2, 1],
+        lambda m, t: t + m.psum_scatter(constant, "a", tiled=True)[0],
+        lambda m, t: t + m.ppermute(constant, "a", [(0, 1)])[3],
+        lambda m, t: t + m.psum(constant, "a")[3],
+        lambda m, t: t + m.pmax(constant, "a")[3],
+    ):
+        expected, got = both(mesh, f, jnp.zeros(4))
+        np.testing.assert_array_equal(got, expected)
+
+
+def test_positional_axes() -> None:
+    mesh = cases.mesh_of(a=4)
+    x = cases.whole_numbers((4, 3, 5), jnp.float32, seed=1)
+    for name in ("psum", "pmax", "pmin"):
+        for axes in (("a", 0), (1, "a"), (0, 1, "a"), (0,)):
+            f = lambda m, t, name=name, axes=axes: getattr(m, name)(t, axes)  # noqa: E731
+            expected, got = both(mesh, f, x, check_vma=False)
+            np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_second_derivative(check_vma: bool) -> None:
+    """Forward over reverse, which a custom_vjp can't do."""
+    mesh = cases.mesh_of(a=4)
+    x = cases.whole_numbers((4, 3), jnp.float32, seed=2)
+
+    def f(module: Any, t: Any) -> Any:
+        g = jax.grad(lambda s: jnp.sum(module.psum(s * s, "a") ** 2))
+        return jax.jvp(g, (t,), (jnp.ones_like(t),))[1]
+
+    expected, got = both(mesh, f, x, check_vma=check_vma)
+    np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_remat_in_scan(check_vma: bool) -> None:
+    mesh = cases.mesh_of(a=2, b=4)
+    x = cases.whole_numbers((8, 4), jnp.float32, seed=3, high=1)
+
+    def loss(module: Any, t: Any) -> Any:
+        layer = jax.checkpoint(lambda c, w: (module.psum_scatter(module.all_gather(c * w, "b"), "b"), None))
+        return jnp.sum(lax.scan(layer, t, jnp.stack([t, t]))[0])
+
+    expected, got = both(mesh, lambda m, t: jax.grad(lambda s: loss(m, s))(t), x, check_vma=check_vma)
+    np.testing.assert_array_equal(got, expected)
+
+
+def test_vmap_with_an_axis_name() -> None:
+    """Over a vmapped axis alone nothing is sent; over it and a mesh axis, only the mesh axis is left."""
+    mesh = cases.mesh_of(a=4)
+    x = cases.whole_numbers((4, 3, 5), jnp.float32, seed=4)
+    for f in (
+        lambda m, t: jax.vmap(lambda s: m.psum(s, "v"), axis_name="v")(t),
+        lambda m, t: jax.vmap(lambda s: m.psum(s, ("a", "v")), axis_name="v")(t),
+        lambda m, t: jax.vmap(lambda s: m.all_gather(s, "v"), axis_name="v")(t),
+        lambda m, t: jax.vmap(lambda s: m.pmax(s, ("v", "a")), axis_name="v")(t),
+        lambda m, t: jax.vmap(lambda s: m.ppermute(s, "v", [(0, 1), (1, 2), (2, 0)]), axis_name="v")(t),
+    ):
+        expected, got = both(mesh, f, x, check_vma=False)
+        np.testing.assert_array_equal(got, expected)
+    alone = jax.vmap(lambda s: jaxcoll.psum(s, "v"), axis_name="v")
+    assert helpers.messages(helpers.lowered(alone, x)) == 0
+
+
+def test_vmap_outside_of_any_mesh() -> None:
+    x = jnp.arange(6.0).reshape(3, 2)
+    np.testing.assert_array_equal(jax.vmap(lambda t: jaxcoll.psum(t, "v"), axis_name="v")(x), np.tile(x.sum(0), (3, 1)))
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_vmap_of_untiled_psum_scatter(dim: int) -> None:
+    """jax.lax misplaces a batch dimension that stands behind the scattered one."""
+    mesh = cases.mesh_of(a=4)
+    x = cases.whole_numbers((4, 4, 3, 2), jnp.float32, seed=5)
+    got = helpers.on_ranks(
+        mesh,
+        lambda t: jax.vmap(lambda s: jaxcoll.psum_scatter(s, "a"), in_axes=dim, out_axes=0)(jnp.moveaxis(t, -1, dim)),
+        x,
+    )
+    np.testing.assert_array_equal(got, np.moveaxis(np.asarray(x).sum(0), -1, 1))
+
+
+@pytest.mark.parametrize(("split", "concat"), [(0, 2), (2, 0), (1, 1), (-1, 0), (0, -1)])
+def test_gradient_of_untiled_all_to_all(split: int, concat: int) -> None:
+    """jax.lax fails where the two axes differ. The operation is its own inverse with the axes exchanged."""
+    mesh = cases.mesh_of(a=4)
+    x = cases.whole_numbers((4, 4, 4, 4), jnp.float32, seed=6)
+    y = cases.whole_numbers((4, 4, 4, 4), jnp.float32, seed=7)
+    expected, got = both(mesh, lambda m, t: m.all_to_all(t, "a", split % 3, concat % 3), x)
+    np.testing.assert_array_equal(got, expected)
+
+    def pulled_back(t: Any, ct: Any) -> Any:
+        return jax.vjp(lambda s: jaxcoll.all_to_all(s, "a", split, concat), t)[1](ct)[0]
+
+    back = helpers.on_ranks(mesh, pulled_back, x, y)
+    forth = helpers.on_ranks(mesh, lambda t: jaxcoll.all_to_all(t, "a", split, concat), x)
+    assert np.vdot(back, x) == np.vdot(y, forth)
+    np.testing.assert_array_equal(back, helpers.on_ranks(mesh, lambda t: jaxcoll.all_to_all(t, "a", concat, split), y))
+
+
+def test_pytree_with_some_leaves_differentiated() -> None:
+    """Cotangents of leaves that nobody asks for are not sent."""
+    mesh = cases.mesh_of(a=4)
+    x = cases.whole_numbers((4, 3), jnp.float32, seed=8)
+
+    def f(module: Any, t: Any) -> Any:
+        def loss(s: Any) -> Any:
+            one, two, three = module.psum((s * s, t, jnp.arange(3)), "a")
+            return jnp.sum(one * two) + three[0]
+
+        return jax.grad(loss)(t)
+
+    for check_vma in (True, False):
+        expected, got = both(mesh, f, x, check_vma=check_vma)
+        np.testing.assert_array_equal(got, expected)
+
+
+def test_linear_transpose_with_a_constant_operand() -> None:
+    mesh = cases.mesh_of(a=4)
+    x = cases.whole_numbers((4, 3), jnp.float32, seed=9)
+
+    def f(module: Any, t: Any) -> Any:
+        transposed = jax.linear_transpose(lambda s: module.psum((s, t), "a")[0], t)
+        return transposed(t)[0]
+
+    expected, got = both(mesh, f, x, check_vma=False)
+    np.testing.assert_array_equal(got, expected)
+
+
+def test_gradients_of_a_shared_weight_are_summed() -> None:
+    """The usual data-parallel step: loss averaged by us, gradient summed by autodiff, equal to the whole batch's."""
+    mesh = cases.mesh_of(a=8)
+    x = jnp.asarray(np.random.default_rng(1).normal(size=(16, 4)), jnp.float32)
+    y = jnp.asarray(np.random.default_rng(2).normal(size=(16,)), jnp.float32)
+    w = jnp.asarray(np.random.default_rng(3).normal(size=(4,)), jnp.float32)
+
+    def step(w: Any, x: Any, y: Any) -> Any:
+        return jax.grad(lambda w: jaxcoll.pmean(jnp.mean((x @ w - y) ** 2), "a"))(w)
+
+    got = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=(P(), P("a"), P("a")), out_specs=P()))(w, x, y)
+    expected = jax.grad(lambda w: jnp.mean((x @ w - y) ** 2))(w)
+    np.testing.assert_allclose(got, expected, rtol=1e-5)
+
+
+def test_pmap_in_two_programs_at_once() -> None:
+    """pmap over some of the devices, while others run another program."""
+    x = jnp.arange(4.0)
+    first = jax.pmap(lambda t: jaxcoll.psum(t, "i"), axis_name="i", devices=jax.devices()[:4])(x)
+    second = jax.pmap(lambda t: jaxcoll.psum(t, "i"), axis_name="i", devices=jax.devices()[4:])(2 * x)
+    np.testing.assert_array_equal(first, [6] * 4)
+    np.testing.assert_array_equal(second, [12] * 4)
+
+
+def test_mesh_from_the_context() -> None:
+    """A shard_map that names no mesh gets it, and the devices, from jax.set_mesh or from its arguments."""
+    mesh = jax.make_mesh((2, 4), ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    x = jnp.arange(8.0)
+    f = jax.jit(lambda x: jax.shard_map(lambda t: jaxcoll.psum(t, "b"), in_specs=P(("a", "b")), out_specs=P("a"))(x))
+    with jax.set_mesh(mesh):
+        np.testing.assert_array_equal(f(x), [6, 22])
