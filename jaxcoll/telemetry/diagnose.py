@@ -81,7 +81,7 @@ def _rate(value: float) -> str:
 def lateness(epoch: Epoch, nranks: int) -> npt.NDArray[np.int64]:
     """How long after its peers each rank came to this epoch, ns, shape [nranks]; 0 where nothing shows it.
 
-    Two signals are free of what went before in the schedule: a receiver's wait on an edge whose sender depends on
+    Two signals are free of what went before: a receiver's wait on an edge whose sender depends on
     nothing received before (the least counts: the others may have queued behind it), and a sender's wait for its
     receiver (the longest counts: later edges find both ends there). Then the median over the peers, so that one odd
     peer decides nothing.

@@ -1,0 +1,1 @@
+"""The tuner: pure decisions out of telemetry."""

@@ -1,0 +1,79 @@
+"""The tuner's parameters: REACT's Table 3 by the paper's names, and those of the default policy."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from jaxcoll.errors import UsageError
+
+Policy = Literal["jaxcoll", "react-paper"]
+POLICIES: tuple[Policy, ...] = ("jaxcoll", "react-paper")
+
+
+@dataclasses.dataclass(frozen=True)
+class ReactParams:
+    """Table 3 of the REACT paper.
+
+    The paper gives no value for `A_max` and `K_max`, and no step by which `K_t` grows: those are our choice.
+    """
+
+    B: int = 6
+    """Epochs in a batch."""
+    delta1: float = 0.2
+    """Steady congestion (eq. 1): how far below its likes a flow's p90 throughput must lie."""
+    delta2: float = 0.15
+    """Erratic congestion (eq. 2): normalised standard deviation of a flow's throughput."""
+    K_t: int = 15
+    """Transforms tried after a batch."""
+    K_t_growth: int = 5
+    """By how much K_t grows with each batch that explores."""
+    K_max: int = 4
+    """Transforms accepted after one batch."""
+    epsilon: float = 0.05
+    """Least expected improvement of the mean of the old critical paths."""
+    H: int = 60
+    """Epochs after which measurements are forgotten."""
+    E_max: int = 5
+    """Rounds that explore without finding better before resting, and rounds of rest before exploring once."""
+    A_max: int = 20
+    """Explorations out of rest, in a row without success, after which the tuner waits for a change."""
+    tau_r: float = 0.05
+    """Least measured improvement; a transform that gives less is reverted."""
+
+    def __post_init__(self) -> None:
+        low = [name for name in ("B", "K_t", "K_max", "H", "E_max", "A_max") if getattr(self, name) < 1]
+        if low:
+            raise UsageError(f"REACT parameter {low[0]} is {getattr(self, low[0])}; it must be at least 1")
+        if self.H < self.B:
+            raise UsageError(f"H={self.H} epochs of history hold no batch of B={self.B}; make H at least B")
+
+
+@dataclasses.dataclass(frozen=True)
+class ChoiceParams:
+    """The default policy's own parameters, beside REACT's `B`, `delta1`, `delta2`, `H`."""
+
+    margin: float = 0.05
+    """Least expected gain for which a table or program is left."""
+    keep: float = 0.02
+    """Least measured gain for which the new one is kept."""
+    window_s: float = 60.0
+    """Time in which at most `unhelpful` swaps that didn't pay may happen; doubles with each failure in a row."""
+    unhelpful: int = 3
+    """Swaps in a window that may fail to pay, the way back included."""
+    calm: int = 2
+    """Batches without congestion before the start's program and table are taken again."""
+    simulations: int = 240
+    """Executions simulated for one decision."""
+    rounds: int = 4
+    """Swaps put together for one decision."""
+    misfit: float = 0.12
+    """Mean deviation (log) between measured and modelled transfers above which the model is fitted anew."""
+    alpha: float = 50e-6
+    """Latency of an edge that the model assumes, seconds."""
+    lateness: float = 0.25
+    """A rank that is later than this part of an epoch is a straggler."""
+
+    def __post_init__(self) -> None:
+        if self.unhelpful < 2:
+            raise UsageError(f"unhelpful is {self.unhelpful}; a swap and its way back need at least 2")
