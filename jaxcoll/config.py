@@ -14,7 +14,7 @@ import os
 import re
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 from jaxcoll.errors import UsageError
@@ -190,7 +190,9 @@ class Config:
         "Native threads of this process that move and reduce data.",
     )
     spin_us: int = _setting(
-        0, _integer(0, 1_000_000), "Microseconds that a waiting native thread polls before it sleeps in the kernel."
+        200,
+        _integer(0, 1_000_000),
+        "Microseconds without news after which the calling thread stops polling and a thread that sleeps takes over.",
     )
     record: bool = _setting(True, _switch(), "Record every edge of every execution (the tuner needs it).")
     log: str = _setting("warning", _choice("error", "warning", "info", "debug"), "What is logged on stderr.")
@@ -270,7 +272,7 @@ def current() -> Config:
 
 
 @contextlib.contextmanager
-def override(**changes: Any) -> Iterator[Config]:
+def override(**changes: Any) -> Generator[Config, None, None]:
     """Replace settings for the length of a `with` block (tests, and programs that set them in code).
 
     What was made before the block, such as a communicator, keeps the settings that it was made with.

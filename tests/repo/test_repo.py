@@ -1,0 +1,192 @@
+"""What a tool can see, nobody has to remember: layers, sizes, documented settings, commands that exist, owned skips."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from jaxcoll import cli, config
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+README = (ROOT / "README.md").read_text()
+MOST_LINES = 500
+
+
+def tracked(*patterns: str) -> list[Path]:
+    listing = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", *patterns],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if listing.returncode:  # an unpacked archive
+        return sorted({path for pattern in patterns for path in ROOT.rglob(pattern) if "build" not in path.parts})
+    return [ROOT / line for line in listing.stdout.splitlines() if (ROOT / line).is_file()]
+
+
+PYTHON = tracked("*.py")
+NATIVE = tracked("*.cc", "*.h", "*.inc")
+
+
+def test_layers():
+    done = subprocess.run(
+        [sys.executable, "-c", "from importlinter.cli import lint_imports_command; lint_imports_command()"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"Contracts: [1-9]\d* kept, 0 broken", done.stdout)
+
+
+def test_layers_can_fail(tmp_path: Path):
+    # The same contracts over a copy in which the lowest layer imports the highest.
+    package = tmp_path / "jaxcoll"
+    for path in PYTHON:
+        if path.is_relative_to(ROOT / "jaxcoll"):
+            target = tmp_path / path.relative_to(ROOT)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(path.read_text())
+    (tmp_path / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
+    errors = package / "errors.py"
+    errors.write_text(errors.read_text() + "\nfrom jaxcoll import cli as cli\n")
+    done = subprocess.run(
+        [sys.executable, "-c", "from importlinter.cli import lint_imports_command; lint_imports_command()"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(tmp_path), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "An import never points up BROKEN" in done.stdout
+
+
+@pytest.mark.parametrize("path", [*PYTHON, *NATIVE], ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_stay_small(path: Path):
+    lines = len(path.read_text().splitlines())
+    assert lines < MOST_LINES, f"{path.name} has {lines} lines: split it"
+
+
+def test_ruff_is_content():
+    done = subprocess.run(
+        [sys.executable, "-m", "ruff", "check", "--no-cache", "."],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_every_setting_is_documented():
+    documented = dict(re.findall(r"^\| `(JAXCOLL_\w+)` \| (?:`([^`]*)`)? *\|", README, re.MULTILINE))
+    assert documented == {row.env: row.show(row.default) for row in config.settings()}
+
+
+def test_every_variable_in_the_code_is_a_setting():
+    known = {row.env for row in config.settings()}
+    used: dict[str, Path] = {}
+    for path in (*PYTHON, *NATIVE, ROOT / "README.md", ROOT / "BUILD.md"):
+        if "tests" in path.relative_to(ROOT).parts:
+            continue  # tests misspell on purpose
+        for name in re.findall(r"(?<![\w-])JAXCOLL_[A-Z][A-Z_]*[A-Z]\b(?=[\"'`= ,.)]|$)", path.read_text()):
+            used.setdefault(name, path)
+    for name, path in used.items():
+        macro = path.suffix in (".cc", ".h", ".inc") or name == "JAXCOLL_NAME"
+        assert name in known or name.startswith(config.OTHER_PREFIXES) or macro, f"{name} in {path} is no setting"
+    assert known <= used.keys()
+
+
+def blocks(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines() if line.startswith("    ")]
+
+
+def test_make_targets_in_the_documents_exist():
+    makefile = (ROOT / "Makefile").read_text()
+    targets = {name for line in re.findall(r"^([a-z][\w ]*):(?!=)", makefile, re.MULTILINE) for name in line.split()}
+    wanted = set()
+    for document in ("README.md", "BUILD.md", "BENCHMARKS.md", "Makefile"):
+        wanted |= set(re.findall(r"(?:^#? *|`)make ([a-z]\w*)", (ROOT / document).read_text(), re.MULTILINE))
+    assert {"demo", "test"} <= wanted
+    assert wanted <= targets
+
+
+def test_commands_in_the_readme_exist():
+    known = {command.name for command in cli.available()}
+    wanted = set(re.findall(r"(?:^    |`)jaxcoll ([a-z]\w*)", README, re.MULTILINE))
+    assert {"bench", "doctor", "config"} <= wanted
+    assert wanted <= known
+
+
+def test_the_readme_is_honest_first():
+    screen = README.split("## Status")[0]
+    for word in ("make demo", "make test", "jax.shard_map", "partitioner", "jaxcoll.enable()"):
+        assert word in screen
+
+
+def test_files_named_in_the_documents_exist():
+    for document in ("README.md", "BENCHMARKS.md"):
+        for name in re.findall(r"\]\((?!http)([^)#]+)\)", (ROOT / document).read_text()):
+            assert (ROOT / name).exists(), f"{document} points to {name}"
+
+
+def skips(tree: ast.AST) -> list[int]:
+    names = {"skip", "skipif", "importorskip", "xfail"}
+    return [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr in names]
+
+
+@pytest.mark.parametrize("path", tracked("tests/*.py"), ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_skip_has_a_switch_that_forbids_it(path: Path):
+    text = path.read_text()
+    places = skips(ast.parse(text))
+    if path == Path(__file__):
+        assert len(places) == 1  # the test of the switch
+    elif path.name != "needs.py":
+        assert not places, f"{path}: lines {places}: skip with needs.need(), which names the switch"
+    else:
+        assert places
+        assert "JAXCOLL_REQUIRE_" in text
+
+
+def test_the_switch_forbids_the_skip(monkeypatch: pytest.MonkeyPatch):
+    from needs import need
+
+    need(True, "thing", "THING")
+    with pytest.raises(pytest.skip.Exception, match="JAXCOLL_REQUIRE_THING=1 makes this a failure"):
+        need(False, "thing", "THING")
+    monkeypatch.setenv("JAXCOLL_REQUIRE_THING", "1")
+    with pytest.raises(pytest.fail.Exception, match="there is no thing"):
+        need(False, "thing", "THING")
+
+
+def test_importing_the_package_is_light():
+    code = "import sys, jaxcoll; print(sorted({'jax', 'numpy', 'cffi', 'networkx'} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_every_module_is_part_of_a_layer():
+    (contract,) = [c for c in PROJECT["tool"]["importlinter"]["contracts"] if c["id"] == "layers"]
+    named = set(re.findall(r"\w+", " ".join(contract["layers"])))
+    here = {
+        path.stem for path in (ROOT / "jaxcoll").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
+    assert here - {"__init__"} <= named
+
+
+def test_extras_name_only_what_exists():
+    assert importlib.util.find_spec("jaxcoll") is not None
+    extras = PROJECT["project"]["optional-dependencies"]
+    for name in re.findall(r"jaxcoll\[([\w,]+)\]", README + str(extras)):
+        assert set(name.split(",")) <= extras.keys()
