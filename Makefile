@@ -44,22 +44,24 @@ $(VENV)/.made:
 
 # An editable install without the native part, which `make native` builds into the source tree: changing either
 # language costs only its own rebuild.
-define install
-$(VENV)/.$(1): $(VENV)/.made pyproject.toml
-	$(PIP) install --no-build-isolation -C wheel.cmake=false -C editable.mode=inplace --editable ".[$(1)]"
-	@touch $$@
-endef
-$(eval $(call install,examples))
-$(eval $(call install,test))
-$(eval $(call install,dev))
+EDITABLE := $(PIP) install --no-build-isolation -C wheel.cmake=false -C editable.mode=inplace --editable
+
+$(VENV)/.base: $(VENV)/.made pyproject.toml
+	$(EDITABLE) .
+	@touch $@
+
+$(VENV)/.examples $(VENV)/.test $(VENV)/.dev: $(VENV)/.%: $(VENV)/.base
+	$(EDITABLE) ".[$*]"
+	@touch $@
 
 # ---------------------------------------------------------------- native library
 
-# $(1): build folder, $(2): CMake options. The interpreter tells CMake where jaxlib keeps the FFI headers.
+# $(1): build folder, $(2): CMake options. The interpreter tells CMake where jaxlib keeps the FFI headers; a build folder
+# that an environment has left behind would keep those of the old one.
 CONFIGURE = $(BIN)/cmake -S ffi -B $(1) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) \
-	-DPython_EXECUTABLE=$(abspath $(BIN)/python) -DCMAKE_EXPORT_COMPILE_COMMANDS=ON $(2)
+	-DPython3_EXECUTABLE=$(abspath $(BIN)/python) -DXLA_FFI_INCLUDE_DIR= $(2)
 
-$(BUILD)/.configured: $(VENV)/.made ffi/CMakeLists.txt
+$(BUILD)/.configured: $(VENV)/.base ffi/CMakeLists.txt
 	$(call CONFIGURE,$(BUILD),-DCMAKE_BUILD_TYPE=Release -DJAXCOLL_TESTS=ON)
 	@touch $@
 
@@ -103,19 +105,19 @@ define sanitized
 	  $(BIN)/python -m pytest tests/sanitize $(TESTS)
 endef
 
+comma := ,
+
 asan: $(VENV)/.test
 	$(call sanitized,address$(comma)undefined,libasan.so,ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=halt_on_error=1)
 
 tsan: $(VENV)/.test
 	$(call sanitized,thread,libtsan.so,TSAN_OPTIONS=halt_on_error=1)
 
-comma := ,
-
 wheel: $(VENV)/.made
 	$(BIN)/python -m pip wheel --no-deps --wheel-dir dist .
 
 .PHONY: clean distclean
 clean:
-	rm -rf build dist jaxcoll/_native/*.so
+	rm -rf build dist jaxcoll/_native
 distclean: clean
 	rm -rf .venv .venv-*

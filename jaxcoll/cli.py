@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Sequence
 
 from jaxcoll.errors import JaxcollError, UsageError
+from jaxcoll.version import __version__
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,9 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(usage())
         return 0 if args else 2
     if args[0] in ("-V", "--version", "version"):
-        from importlib.metadata import version
-
-        print(f"jaxcoll {version('jaxcoll')}")
+        print(f"jaxcoll {__version__}")
         return 0
     by_name = {command.name: command for command in available()}
     if args[0] not in by_name:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import platform
 from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
 
 from jaxcoll.bench.definitions import Case, Timing, type_name
+from jaxcoll.version import __version__
 
 _HEAD = (
     "#       size         count      type   redop    root     time   algbw   busbw  #wrong      min      p99  impl\n"
@@ -80,7 +82,6 @@ def footer(collective: str, rows: Sequence[Row]) -> str:
 
 def environment() -> dict[str, Any]:
     """What a reader of the JSON needs to know of the machine: versions, cores, system."""
-    import os
 
     def version(name: str) -> str | None:
         try:
@@ -88,6 +89,12 @@ def environment() -> dict[str, Any]:
         except metadata.PackageNotFoundError:
             return None
 
-    versions = {name: version(name) for name in ("jaxcoll", "jax", "jaxlib", "numpy", "mpi4py")}
+    versions = {name: version(name) for name in ("jax", "jaxlib", "numpy", "mpi4py")}
     cores = len(os.sched_getaffinity(0))
-    return {"python": platform.python_version(), "system": platform.platform(), "cores": cores, **versions}
+    return {
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "cores": cores,
+        "jaxcoll": __version__,
+        **versions,
+    }

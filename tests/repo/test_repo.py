@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from jaxcoll import cli, config
+from jaxcoll.version import __version__
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -183,6 +184,10 @@ def test_every_module_is_part_of_a_layer():
         path.stem for path in (ROOT / "jaxcoll").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
     }
     assert here - {"__init__"} <= named
+
+
+def test_one_version():
+    assert PROJECT["project"]["version"] == __version__
 
 
 def test_extras_name_only_what_exists():
