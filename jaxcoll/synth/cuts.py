@@ -45,9 +45,13 @@ class CutPool:
 
 def mask_matrix(masks: list[int], nodes: int) -> NDArray[np.bool_]:
     """[masks, nodes] of the bits of the masks."""
+    return np.unpackbits(pack_masks(masks, nodes), axis=1, bitorder="little")[:, :nodes].astype(np.bool_)
+
+
+def pack_masks(masks: list[int], nodes: int) -> NDArray[np.uint8]:
+    """[masks, ceil(nodes / 8)] bytes, lowest bit first."""
     width = (nodes + 7) // 8
-    packed = np.frombuffer(b"".join(mask.to_bytes(width, "little") for mask in masks), np.uint8)
-    return np.unpackbits(packed.reshape(-1, width), axis=1, bitorder="little")[:, :nodes].astype(np.bool_)
+    return np.frombuffer(b"".join(mask.to_bytes(width, "little") for mask in masks), np.uint8).reshape(-1, width)
 
 
 def inflow(

@@ -7,11 +7,8 @@ how many trees may take an edge.
 
 from __future__ import annotations
 
-import functools
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import networkx as nx
@@ -19,21 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxcoll.errors import SynthesisError
+from jaxcoll.synth import native
 
 INFINITE = 1 << 60
-ABI = 1
-
-CDEF = """
-typedef struct jc_flow jc_flow;
-int32_t jc_flow_abi(void);
-jc_flow* jc_flow_new(int32_t nodes, int32_t arcs, const int32_t* tail, const int32_t* head);
-void jc_flow_free(jc_flow* flow);
-int32_t jc_flow_cuts(jc_flow* flow, const int64_t* capacity, const int64_t* demand, int32_t groups,
-                     const int64_t* group_amount, const int32_t* group_start, const int32_t* group_nodes,
-                     int32_t nsources, const int32_t* sources, int32_t nsinks, const int32_t* sinks, int32_t ntargets,
-                     const int32_t* targets, int64_t limit, int32_t max_cuts, int64_t* value, int32_t* target,
-                     uint8_t* side);
-"""
 
 
 @dataclass(frozen=True)
@@ -53,7 +38,7 @@ class Query:
     capacity: per arc; demand: per node; groups: (amount, nodes) demands that any of the nodes serves.
     """
 
-    capacity: Sequence[int]
+    capacity: Sequence[int] | NDArray[np.int64]
     demand: Sequence[int]
     limit: int
     targets: Sequence[int] = ()
@@ -63,35 +48,6 @@ class Query:
     max_cuts: int = 1
 
 
-def library_candidates() -> list[Path]:
-    """Where the native library may lie, in order of preference."""
-    named = os.environ.get("JAXCOLL_TEST_FLOW_LIBRARY") or os.environ.get("JAXCOLL_LIBRARY")
-    package = Path(__file__).resolve().parents[1]
-    found = [Path(named)] if named else []
-    return found + sorted(package.glob("**/libjaxcoll.so"))
-
-
-@functools.cache
-def native() -> tuple[Any, Any] | None:
-    """(cffi instance, library), or None where no native library with this interface can be loaded."""
-    if os.environ.get("JAXCOLL_TEST_FLOW_LIBRARY") == "none":
-        return None
-    try:
-        import cffi
-    except ImportError:
-        return None
-    ffi = cffi.FFI()
-    ffi.cdef(CDEF)
-    for path in library_candidates():
-        try:
-            library: Any = ffi.dlopen(str(path))
-            if library.jc_flow_abi() == ABI:
-                return ffi, library
-        except (OSError, AttributeError):
-            continue  # another build, or one without this part: the next candidate, then scipy
-    return None
-
-
 class FlowGraph:
     """A fixed set of arcs over nodes 0..nodes-1, asked for cuts under varying capacities."""
 
@@ -99,60 +55,22 @@ class FlowGraph:
         self.nodes = nodes
         self.tails = np.ascontiguousarray(tails, dtype=np.int32)
         self.heads = np.ascontiguousarray(heads, dtype=np.int32)
-        bound = native()
-        self._ask: Callable[[Query], list[Cut]] = self._python if bound is None else _Native(self, *bound).ask
+        library = native.load()
+        self._native = native.Flow(library, nodes, self.tails, self.heads) if library else None
 
     def cuts(self, query: Query) -> list[Cut]:
         """At most `max_cuts` targets (in order) that receive less than `limit`, each with its minimum cut."""
         total = sum(query.demand) + sum(amount for amount, _ in query.groups)
-        if max(total, query.limit, max(query.capacity, default=0) * max(1, len(self.tails))) >= INFINITE:
+        widest = int(max(query.capacity)) if len(query.capacity) else 0
+        if max(total, query.limit, widest * len(self.tails)) >= INFINITE:
             raise SynthesisError(
                 "capacities need numbers beyond 2^60 when brought to a common unit; round them "
                 "(Topology.with_capacity, from_measurements(bits=...)) or fix the number of trees (chunks=)"
             )
-        return self._ask(query)
-
-    def _python(self, query: Query) -> list[Cut]:
-        return _scipy_cuts(self, query)
-
-
-class _Native:
-    """The native engine of one graph."""
-
-    def __init__(self, graph: FlowGraph, ffi: Any, library: Any):
-        self._graph, self._ffi, self._library = graph, ffi, library
-        handle = library.jc_flow_new(
-            graph.nodes, len(graph.tails), self._ints(graph.tails), self._ints(graph.heads)
-        )
-        if handle == ffi.NULL:
-            raise SynthesisError("the native flow network can't be built: too little memory")
-        self._handle = ffi.gc(handle, library.jc_flow_free)
-
-    def _ints(self, array: NDArray[np.int32]) -> Any:
-        return self._ffi.from_buffer("int32_t[]", array)
-
-    def ask(self, query: Query) -> list[Cut]:
-        ffi, nodes = self._ffi, self._graph.nodes
-        capacity = np.ascontiguousarray(query.capacity, dtype=np.int64)
-        demand = np.ascontiguousarray(query.demand, dtype=np.int64)
-        amounts = np.array([amount for amount, _ in query.groups], dtype=np.int64)
-        starts = np.cumsum([0, *(len(group) for _, group in query.groups)], dtype=np.int32)
-        members = np.array([node for _, group in query.groups for node in group], dtype=np.int32)
-        lists = [np.ascontiguousarray(part, dtype=np.int32) for part in (query.sources, query.sinks, query.targets)]
-        value, target = np.zeros(query.max_cuts, np.int64), np.zeros(query.max_cuts, np.int32)
-        side = np.zeros((query.max_cuts, nodes), np.uint8)
-        found = self._library.jc_flow_cuts(
-            self._handle, ffi.from_buffer("int64_t[]", capacity), ffi.from_buffer("int64_t[]", demand), len(amounts),
-            ffi.from_buffer("int64_t[]", amounts), self._ints(starts), self._ints(members),
-            len(lists[0]), self._ints(lists[0]), len(lists[1]), self._ints(lists[1]), len(lists[2]), self._ints(lists[2]),
-            query.limit, query.max_cuts, ffi.from_buffer("int64_t[]", value), ffi.from_buffer("int32_t[]", target),
-            ffi.from_buffer("uint8_t[]", side),
-        )  # fmt: skip
-        if found < 0:
-            raise SynthesisError("the native flow engine refused its arguments (out of range, or too little memory)")
-        return [
-            Cut(int(value[i]), int(target[i]), mask_of(side[i] & 1), mask_of(side[i] & 2)) for i in range(found)
-        ]
+        if self._native is None:
+            return scipy_cuts(self, query)
+        found = self._native.cuts(query)
+        return [Cut(value, target, mask_of(side & 1), mask_of(side & 2)) for value, target, side in found]
 
 
 def mask_of(flags: NDArray[Any]) -> int:
@@ -170,7 +88,7 @@ def members_of(mask: int) -> list[int]:
     return result
 
 
-def _scipy_cuts(graph: FlowGraph, query: Query) -> list[Cut]:
+def scipy_cuts(graph: FlowGraph, query: Query) -> list[Cut]:
     """The same by scipy where the numbers fit its 32 bits, by networkx beyond."""
     found: list[Cut] = []
     for target in query.targets or (-1,):
@@ -196,7 +114,7 @@ def _arcs(graph: FlowGraph, query: Query, target: int) -> dict[tuple[int, int], 
         if amount > 0:
             arcs[tail, head] = min(limit, arcs.get((tail, head), 0) + amount)
 
-    for tail, head, amount in zip(graph.tails.tolist(), graph.heads.tolist(), query.capacity, strict=True):
+    for tail, head, amount in zip(graph.tails.tolist(), graph.heads.tolist(), list(query.capacity), strict=True):
         add(tail, head, int(amount))
     for node, amount in enumerate(query.demand):
         add(source, node, int(amount))

@@ -1,0 +1,217 @@
+"""The native half of tree packing (ffi/src/flow), bound with cffi. Where it is missing, Python does the same slower."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxcoll.errors import SynthesisError
+
+ABI = 1
+# Set to "none" to go without, or to the path of another build.
+OVERRIDE = "JAXCOLL_TEST_FLOW_LIBRARY"
+
+CDEF = """
+typedef struct jc_flow jc_flow;
+int32_t jc_flow_abi(void);
+jc_flow* jc_flow_new(int32_t nodes, int32_t arcs, const int32_t* tail, const int32_t* head);
+void jc_flow_free(jc_flow* flow);
+int32_t jc_flow_cuts(jc_flow* flow, const int64_t* capacity, const int64_t* demand, int32_t groups,
+                     const int64_t* group_amount, const int32_t* group_start, const int32_t* group_nodes,
+                     int32_t nsources, const int32_t* sources, int32_t nsinks, const int32_t* sinks, int32_t ntargets,
+                     const int32_t* targets, int64_t limit, int32_t max_cuts, int64_t* value, int32_t* target,
+                     uint8_t* side);
+typedef struct jc_pack jc_pack;
+typedef int32_t (*jc_pack_tick)(double done);
+jc_pack* jc_pack_new(int32_t ranks, int32_t arcs, const int32_t* tail, const int32_t* head, const int64_t* capacity,
+                     int32_t ncuts, const uint8_t* cuts, int32_t max_depth);
+void jc_pack_free(jc_pack* pack);
+int32_t jc_pack_run(jc_pack* pack, int32_t orders, const int32_t* root, const int64_t* count, const int32_t* hint_start,
+                    const int32_t* hint_tail, const int32_t* hint_head, jc_pack_tick tick);
+void jc_pack_stats(const jc_pack* pack, int64_t* stats);
+void jc_pack_take(const jc_pack* pack, int32_t* root, int64_t* count, int32_t* tail, int32_t* head, uint8_t* cuts);
+"""
+
+_DONE, _STUCK, _CANCELLED = 0, 1, 2
+
+Int32Array = NDArray[np.int32]
+Int64Array = NDArray[np.int64]
+ByteArray = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Library:
+    """A loaded library: the cffi instance and the handle."""
+
+    ffi: Any
+    lib: Any
+
+
+def candidates() -> list[Path]:
+    """Where the library may lie, in order of preference."""
+    named = os.environ.get(OVERRIDE) or os.environ.get("JAXCOLL_LIBRARY")
+    package = Path(__file__).resolve().parents[1]
+    return [Path(named)] if named else sorted(package.glob("**/libjaxcoll.so"))
+
+
+@functools.cache
+def load() -> Library | None:
+    """The library, or None where none with this interface can be loaded."""
+    if os.environ.get(OVERRIDE) == "none":
+        return None
+    try:
+        import cffi
+    except ImportError:
+        return None
+    ffi = cffi.FFI()
+    ffi.cdef(CDEF)
+    for path in candidates():
+        try:
+            lib: Any = ffi.dlopen(str(path))
+            if lib.jc_flow_abi() == ABI:
+                return Library(ffi, lib)
+        except (OSError, AttributeError):
+            continue  # another build, or one without this part
+    return None
+
+
+class FlowQuery(Protocol):
+    """The fields of `flow.Query` that travel."""
+
+    @property
+    def capacity(self) -> Sequence[int] | Int64Array: ...
+    @property
+    def demand(self) -> Sequence[int]: ...
+    @property
+    def limit(self) -> int: ...
+    @property
+    def targets(self) -> Sequence[int]: ...
+    @property
+    def sources(self) -> Sequence[int]: ...
+    @property
+    def sinks(self) -> Sequence[int]: ...
+    @property
+    def groups(self) -> Sequence[tuple[int, Sequence[int]]]: ...
+    @property
+    def max_cuts(self) -> int: ...
+
+
+class Flow:
+    """A native flow network."""
+
+    def __init__(self, library: Library, nodes: int, tails: Int32Array, heads: Int32Array):
+        self._library, self._nodes = library, nodes
+        handle = library.lib.jc_flow_new(nodes, len(tails), _int32(library, tails), _int32(library, heads))
+        if handle == library.ffi.NULL:
+            raise SynthesisError("the native flow network can't be built: bad arcs, or too little memory")
+        self._handle = library.ffi.gc(handle, library.lib.jc_flow_free)
+
+    def cuts(self, query: FlowQuery) -> list[tuple[int, int, ByteArray]]:
+        """(value, target, side uint8[nodes]) of every shortage found, as jc_flow_cuts gives them."""
+        lib = self._library
+        amounts = np.array([amount for amount, _ in query.groups], dtype=np.int64)
+        starts = np.cumsum([0, *(len(group) for _, group in query.groups)], dtype=np.int32)
+        members = np.array([node for _, group in query.groups for node in group], dtype=np.int32)
+        value, target = np.zeros(query.max_cuts, np.int64), np.zeros(query.max_cuts, np.int32)
+        side = np.zeros((query.max_cuts, self._nodes), np.uint8)
+        lists: list[Any] = []
+        for part in (query.sources, query.sinks, query.targets):
+            lists += [len(part), _int32(lib, part)]
+        found = lib.lib.jc_flow_cuts(
+            self._handle, _int64(lib, query.capacity), _int64(lib, query.demand), len(amounts), _int64(lib, amounts),
+            _int32(lib, starts), _int32(lib, members), *lists, query.limit, query.max_cuts, _int64(lib, value),
+            _int32(lib, target), _bytes(lib, side),
+        )  # fmt: skip
+        if found < 0:
+            raise SynthesisError("the native flow engine refused its arguments (out of range, or too little memory)")
+        return [(int(value[i]), int(target[i]), side[i]) for i in range(found)]
+
+
+@dataclass(frozen=True)
+class Packed:
+    """What jc_pack_run left: trees (root, count, edges int32[ranks - 1, 2]), cuts learnt, counts. `stuck`: order or -1."""
+
+    root: Int32Array
+    count: Int64Array
+    edges: Int32Array
+    cuts: ByteArray
+    checks: int
+    rollbacks: int
+    regrown: int
+    stuck: int
+
+
+def pack(
+    library: Library,
+    ranks: int,
+    arcs: tuple[Int32Array, Int32Array, Int64Array],
+    cuts: ByteArray,
+    max_depth: int,
+    orders: tuple[Int32Array, Int64Array, Int32Array, Int32Array, Int32Array],
+    tick: Callable[[float | None], None],
+) -> Packed:
+    """Runs the native packer; arguments as jc_pack_new and jc_pack_run take them."""
+    ffi, lib = library.ffi, library.lib
+    tails, heads, capacity = arcs
+    handle = lib.jc_pack_new(
+        ranks, len(tails), _int32(library, tails), _int32(library, heads), _int64(library, capacity),
+        len(cuts), _bytes(library, cuts), max_depth,
+    )  # fmt: skip
+    if handle == ffi.NULL:
+        raise SynthesisError("the native packer refused its arguments (arcs not sorted, or too little memory)")
+    handle = ffi.gc(handle, lib.jc_pack_free)
+    stop: list[BaseException] = []
+
+    def report(done: float) -> int:
+        try:
+            tick(done)
+        except BaseException as error:  # carried over the C frames, raised below
+            stop.append(error)
+            return 1
+        return 0
+
+    root, count, start, hint_tail, hint_head = orders
+    callback = ffi.callback("int32_t(double)", report)
+    status = lib.jc_pack_run(
+        handle, len(root), _int32(library, root), _int64(library, count), _int32(library, start),
+        _int32(library, hint_tail), _int32(library, hint_head), callback,
+    )  # fmt: skip
+    if stop:
+        raise stop[0]
+    if status not in (_DONE, _STUCK):
+        raise SynthesisError("the native packer refused its orders (out of range, or too little memory)")
+    return _collect(library, handle, ranks, status == _STUCK)
+
+
+def _collect(library: Library, handle: Any, ranks: int, stuck: bool) -> Packed:
+    stats = np.zeros(6, np.int64)
+    library.lib.jc_pack_stats(handle, _int64(library, stats))
+    trees, known, checks, rollbacks, regrown, complete = stats.tolist()
+    root, count = np.zeros(trees, np.int32), np.zeros(trees, np.int64)
+    tail, head = np.zeros(trees * (ranks - 1), np.int32), np.zeros(trees * (ranks - 1), np.int32)
+    cuts = np.zeros((known, (ranks + 7) // 8), np.uint8)
+    library.lib.jc_pack_take(
+        handle, _int32(library, root), _int64(library, count), _int32(library, tail), _int32(library, head),
+        _bytes(library, cuts),
+    )  # fmt: skip
+    edges = np.stack([tail, head], axis=1).reshape(trees, ranks - 1, 2)
+    return Packed(root, count, edges, cuts, checks, rollbacks, regrown, complete if stuck else -1)
+
+
+def _int32(library: Library, values: Any) -> Any:
+    return library.ffi.from_buffer("int32_t[]", np.ascontiguousarray(values, dtype=np.int32))
+
+
+def _int64(library: Library, values: Any) -> Any:
+    return library.ffi.from_buffer("int64_t[]", np.ascontiguousarray(values, dtype=np.int64))
+
+
+def _bytes(library: Library, values: ByteArray) -> Any:
+    return library.ffi.from_buffer("uint8_t[]", np.ascontiguousarray(values))
