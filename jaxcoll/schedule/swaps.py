@@ -4,6 +4,10 @@ The paper tries every pair of vertices with a run through the whole network. Her
 answer the same: chunk graphs that are equal up to the names of their ranks share one answer; two ranks that neither
 receive nor send a chunk at a step change nothing for it; and all other pairs of a step run together, as one array, from
 the step before the swap, dropping out as soon as they fail or are back on the unswapped course.
+
+A rank's value is followed as the sum, modulo 2**64, of one fixed random number for each contribution in it, as often as
+it is in it, beside a hash of the order in which they were combined: different values look equal with a probability of
+about 2**-64.
 """
 
 from __future__ import annotations
@@ -22,20 +26,30 @@ from jaxcoll.schedule.table import Table
 from jaxcoll.schedule.verify import check, initial_counts, wanted_at
 
 Sets = tuple[frozenset[int], ...]
-State = npt.NDArray[np.int16]
+State = npt.NDArray[np.uint64]
 
-_MANY = 1000  # counts stop here, far from int16's end
-_BATCH = 1 << 24  # elements of one batch of states
+_SEED = 0x7E5C  # fixed: the same question always gets the same answer
+_BATCH = 1 << 20  # elements of one batch of states
 
 
 @dataclass(frozen=True, eq=False)
 class _ChunkRun:
-    """One chunk of a graph: its edges by step as columns (src, dst, op), the unswapped states, where it must end."""
+    """A chunk of a graph: its edges by step as columns (src, dst, op), the unswapped states, who must end how."""
 
     steps: list[IntArray]  # [edges][3]
-    states: State  # [steps + 1][ranks][sources]
-    wanted: npt.NDArray[np.bool_]
+    states: State  # [steps + 1][ranks][sum of contributions, hash of their order]
+    wanted: npt.NDArray[np.bool_]  # [ranks]
+    result: np.uint64  # the sum that is wanted
     edges: list[int]  # indices in the graph
+
+    def moves_at(self, t: int) -> npt.NDArray[np.bool_]:
+        """bool [ranks]: who receives this chunk in the step before t, or sends it in the step after."""
+        moves = np.zeros(len(self.wanted), dtype=bool)
+        if t > 0:
+            moves[self.steps[t - 1][:, 1]] = True
+        if t < len(self.steps):
+            moves[self.steps[t][:, 0]] = True
+        return moves
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,10 +69,10 @@ def equivalent_swaps(
 ) -> dict[tuple[int, int], Sets]:
     """For each (graph, step): the sets of ranks of which any two may be exchanged by `table.swap_vertex`.
 
-    After any one such swap the schedule is still valid, and with `same_bits` all ranks still get the same bits. A swap
-    changes what is possible at other vertices (and, rarely, for other members of its set): then ask with the new table.
-    Sets in which no rank sends or receives at that vertex are left out. Raises `ScheduleInvalid` if the schedule isn't
-    valid under the table (the identity if None) to begin with.
+    After any one such swap the schedule is still valid and, with `same_bits`, gives all ranks equal bits if it did so
+    before. A swap changes what is possible at other vertices (and, rarely, for other members of its set): then ask with
+    the new table. Sets in which no rank sends or receives at that vertex are left out. Raises `ScheduleInvalid` if the
+    schedule isn't valid under the table (the identity if None) to begin with.
     """
     table = table or Table.identity(schedule)
     check(schedule, table)
@@ -108,7 +122,11 @@ def _signature(schedule: Schedule, table: Table, g: int) -> tuple[object, IntArr
 
 def _graph(schedule: Schedule, table: Table, g: int, same_bits: bool) -> _Graph:
     edges = rank_edges(schedule, table, g)
-    initial, wanted = initial_counts(schedule, table), wanted_at(schedule, table)
+    tokens = np.random.default_rng(_SEED).integers(1, 2**64, schedule.nranks, dtype=np.uint64, endpoint=False)
+    if not schedule.kind.reduces:
+        tokens = tokens[:1]  # one contribution a chunk
+    sums = initial_counts(schedule, table).astype(np.uint64) @ tokens
+    initial, wanted = np.stack([sums, sums], axis=2), wanted_at(schedule, table)
     carriers: dict[int, list[int]] = defaultdict(list)
     for i, e in enumerate(schedule.graphs[g].edges):
         for c in e.chunks:
@@ -119,14 +137,19 @@ def _graph(schedule: Schedule, table: Table, g: int, same_bits: bool) -> _Graph:
         # Chunks that take the same way from the same start to the same end need one run.
         key = (tuple(indices), initial[c].tobytes(), wanted[c].tobytes())
         if key not in runs:
-            runs[key] = _run(edges, indices, initial[c].astype(np.int16), wanted[c], schedule.steps)
+            runs[key] = _run(edges, indices, initial[c], wanted[c], tokens.sum(), schedule.steps)
     # Only an all_reduce can complete a sum at several ranks.
     same_bits = same_bits and schedule.kind is Kind.ALL_REDUCE
     return _Graph(edges, schedule.nranks, schedule.steps, list(runs.values()), schedule.canonical, same_bits)
 
 
 def _run(
-    edges: list[RankEdge], indices: list[int], initial: State, wanted: npt.NDArray[np.bool_], steps: int
+    edges: list[RankEdge],
+    indices: list[int],
+    initial: State,
+    wanted: npt.NDArray[np.bool_],
+    result: np.uint64,
+    steps: int,
 ) -> _ChunkRun:
     rows: list[list[tuple[int, int, int]]] = [[] for _ in range(steps)]
     for i in indices:
@@ -137,11 +160,11 @@ def _run(
         after = states[-1].copy()
         _advance(after, step[:, 2], step[None, :, 0], step[None, :, 1])
         states.append(after)
-    return _ChunkRun(columns, np.concatenate(states), wanted, indices)
+    return _ChunkRun(columns, np.concatenate(states), wanted, result, indices)
 
 
 def _advance(states: State, ops: IntArray, src: IntArray, dst: IntArray) -> npt.NDArray[np.bool_]:
-    """Runs one step on states [pairs][ranks][sources] in place; src and dst are [pairs or 1][edges].
+    """Runs one step on states [pairs][ranks][2] in place; src and dst are [pairs or 1][edges].
 
     Returns, per pair, whether every sender held something.
     """
@@ -152,8 +175,22 @@ def _advance(states: State, ops: IntArray, src: IntArray, dst: IntArray) -> npt.
         if op == Op.COPY:
             states[pairs, dst[:, e]] = moved[:, e]
         else:
-            states[pairs, dst[:, e]] = np.minimum(states[pairs, dst[:, e]] + moved[:, e], _MANY)
-    return moved.any(axis=2).all(axis=1)
+            own, other = states[pairs, dst[:, e]], moved[:, e]
+            states[pairs, dst[:, e], 0] = own[:, 0] + other[:, 0]
+            states[pairs, dst[:, e], 1] = _combined(own[:, 1], other[:, 1])
+    return moved[:, :, 0].all(axis=1)
+
+
+def _combined(a: State, b: State) -> State:
+    """A hash of a + b: the same for b + a, another one for every other bracketing."""
+    return _mixed(a + b + _mixed(a ^ b))
+
+
+def _mixed(x: State) -> State:
+    # splitmix64's finaliser: a bijection that spreads every bit
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
 
 
 def _swapped(ranks: IntArray, a: IntArray, b: IntArray) -> IntArray:
@@ -170,8 +207,10 @@ def _sets_at(graph: _Graph, t: int) -> Sets:
     left = np.array(pairs, dtype=np.int64).reshape(-1, 2)
     left = left[_no_self_edges(arriving, leaving, left)]
     for run in graph.runs:
-        left = _surviving(run, t, left)
-    allowed = [(a, b) for a, b in left.tolist() if not graph.same_bits or _same_bits(graph, t, a, b)]
+        left = _surviving(run, t, left, graph.same_bits and not graph.canonical)
+    # The hash knows only the order own-first; a canonical order is looked up term by term.
+    by_terms = graph.same_bits and graph.canonical
+    allowed = [(a, b) for a, b in left.tolist() if not by_terms or _same_bits(graph, t, a, b)]
     idle = [r for r in range(graph.nranks) if r not in active]
     return _sets(allowed, idle, active)
 
@@ -187,24 +226,19 @@ def _no_self_edges(arriving: list[RankEdge], leaving: list[RankEdge], pairs: Int
     return keep
 
 
-def _surviving(run: _ChunkRun, t: int, pairs: IntArray) -> IntArray:
+def _surviving(run: _ChunkRun, t: int, pairs: IntArray, same_bits: bool) -> IntArray:
     """The pairs whose swap at step t leaves this chunk's result right."""
-    moves = np.zeros(len(run.wanted), dtype=bool)  # who receives this chunk before t, or sends it after
-    if t > 0:
-        moves[run.steps[t - 1][:, 1]] = True
-    if t < len(run.steps):
-        moves[run.steps[t][:, 0]] = True
-    doubtful = moves[pairs].any(axis=1)
+    doubtful = run.moves_at(t)[pairs].any(axis=1)
     keep = ~doubtful
     size = max(1, _BATCH // max(1, run.states[0].size))
     rows = np.flatnonzero(doubtful)
     for i in range(0, len(rows), size):
         part = rows[i : i + size]
-        keep[part] = _survives(run, t, pairs[part])
+        keep[part] = _survives(run, t, pairs[part], same_bits)
     return pairs[keep]
 
 
-def _survives(run: _ChunkRun, t: int, pairs: IntArray) -> npt.NDArray[np.bool_]:
+def _survives(run: _ChunkRun, t: int, pairs: IntArray, same_bits: bool) -> npt.NDArray[np.bool_]:
     ok = np.zeros(len(pairs), dtype=bool)
     alive = np.arange(len(pairs))
     first = max(t - 1, 0)
@@ -223,19 +257,25 @@ def _survives(run: _ChunkRun, t: int, pairs: IntArray) -> npt.NDArray[np.bool_]:
             alive, states = alive[~back], states[~back]
         if not len(alive):
             return ok
-    ok[alive] = (states[:, run.wanted] == 1).all(axis=(1, 2))
+    ends = states[:, run.wanted]
+    right = (ends[:, :, 0] == run.result).all(axis=1)
+    if same_bits:
+        right &= (ends[:, :, 1] == ends[:, :1, 1]).all(axis=1)
+    ok[alive] = right
     return ok
 
 
 def _same_bits(graph: _Graph, t: int, a: int, b: int) -> bool:
     name = {a: b, b: a}
-    edges = [
-        e._replace(dst=name.get(e.dst, e.dst)) if e.step == t - 1 else
-        e._replace(src=name.get(e.src, e.src)) if e.step == t else e
-        for e in graph.edges
-    ]
+    edges = list(graph.edges)
+    for i, e in enumerate(edges):
+        if e.step == t - 1:
+            edges[i] = e._replace(dst=name.get(e.dst, e.dst))
+        elif e.step == t:
+            edges[i] = e._replace(src=name.get(e.src, e.src))
     for run in graph.runs:
-        if len(set(expressions((edges[i] for i in run.edges), graph.nranks, graph.canonical))) > 1:
+        touched = bool(run.moves_at(t)[[a, b]].any())
+        if touched and len(set(expressions((edges[i] for i in run.edges), graph.nranks, graph.canonical))) > 1:
             return False
     return True
 
