@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from jaxcoll.schedule.builders import Builder, build, builders
 from jaxcoll.schedule.codec import decode, encode
+from jaxcoll.schedule.draw import draw_svg
 from jaxcoll.schedule.files import load_file, save_file
 from jaxcoll.schedule.interpret import interpret
 from jaxcoll.schedule.ir import Chunk, ChunkGraph, Collective, Edge, Kind, Op, Schedule
@@ -33,6 +34,7 @@ __all__ = [
     "builders",
     "check",
     "decode",
+    "draw_svg",
     "dumps",
     "encode",
     "equivalent_swaps",

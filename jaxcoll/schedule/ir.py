@@ -296,8 +296,11 @@ def _boundaries(n: int, weights: list[int]) -> list[int]:
     return [*bounds, n]
 
 
-def independent_graphs(edges: Iterable[Edge], name: str = "") -> tuple[ChunkGraph, ...]:
-    """Splits edges into the finest chunk graphs: chunks that ride on one edge belong together."""
+def independent_graphs(edges: Iterable[Edge], name: str = "", limit: int = MAX_U16) -> tuple[ChunkGraph, ...]:
+    """Splits edges into the finest chunk graphs: chunks that ride on one edge belong together.
+
+    If that makes more than `limit` graphs, neighbours are put together.
+    """
     edges = list(edges)
     parent: dict[int, int] = {}
 
@@ -315,7 +318,13 @@ def independent_graphs(edges: Iterable[Edge], name: str = "") -> tuple[ChunkGrap
     groups: dict[int, list[Edge]] = {}
     for edge in edges:
         groups.setdefault(find(edge.chunks[0]), []).append(edge)
-    return tuple(ChunkGraph(tuple(group), f"{name}{i}") for i, group in enumerate(groups.values()))
+    parts = list(groups.values())
+    if len(parts) > limit:
+        merged: list[list[Edge]] = [[] for _ in range(limit)]
+        for i, part in enumerate(parts):
+            merged[i * limit // len(parts)] += part
+        parts = merged
+    return tuple(ChunkGraph(tuple(part), f"{name}{i}") for i, part in enumerate(parts))
 
 
 def home_chunks(collective: Collective, per_block: int = 1) -> tuple[Chunk, ...]:

@@ -1,8 +1,9 @@
 """An MSCCL program as a schedule.
 
-The program is run symbolically, in an order that its waits allow: every place in a buffer holds a value of one unit (the
-smallest equal part of a block). In a schedule a rank has one value of a unit at a time, its `version`; a value that was
-received but not yet combined is `pending`, and becomes a version when it is sent on, combined, or found in the output.
+The program is run symbolically, in an order that its waits allow: every place in a buffer holds a value of one unit
+(the smallest equal part of a block). In a schedule a rank has one value of a unit at a time, its `version`; a value
+that was received but not yet combined is `pending`, and becomes a version when sent on, combined, or found in the
+output.
 Then every version gets the earliest step that the versions before it allow.
 """
 
@@ -23,6 +24,7 @@ from jaxcoll.schedule.verify import check
 Unit = tuple[int | None, int | None, int]  # source position, destination position, index in the block
 Place = tuple[int, str, int]  # rank, buffer, offset
 Node = tuple[int, int, int]  # rank, threadblock, step
+_GRAPHS_A_RANK = 4  # a table has a row for every graph and step: an AllToAll's single edges would make it huge
 
 
 @dataclass(eq=False)
@@ -39,7 +41,7 @@ class _Transfer:
 
 @dataclass(eq=False)
 class _Version:
-    """A value that a rank holds of a unit: the one before it, changed by transfers. Version 0 (no transfers) is the input."""
+    """A value that a rank holds of a unit: the one before it, changed by transfers; `initial` is the input."""
 
     rank: int
     unit: Unit
@@ -62,9 +64,9 @@ class _Value:
 def from_msccl(text: str, source: str = "MSCCL XML") -> Schedule:
     """The schedule of an MSCCL program.
 
-    Raises `ScheduleError` (with line and element) for a broken file, a program whose waits form a cycle, whose steps race for
-    a place, or that holds two different values of the same data on one rank, which a schedule can't express; and
-    `ScheduleInvalid` for a program that doesn't compute its collective.
+    Raises `ScheduleError` (with line and element) for a broken file, a program whose waits form a cycle, whose steps
+    race for a place, or that holds two different values of the same data on one rank, which a schedule can't express;
+    and `ScheduleInvalid` for a program that doesn't compute its collective.
     """
     program = read(text, source)
     schedule = _Import(program, source).schedule()
@@ -287,10 +289,12 @@ def _linked(run: _Import) -> tuple[list[Node], dict[Node, Node], dict[Node, list
         out, into = sends[key], receives[key]
         owners = {(side, n[1]) for side, part in (("send", out), ("recv", into)) for n in part}
         if len(owners) > 2 or len(out) != len(into):
-            node = (out + into)[min(len(out), len(into), len(out + into) - 1)]
-            what = f"gpu {key[0]} sends {len(out)} times to gpu {key[1]} on channel {key[2]}, which receives {len(into)} times"
+            longer, shorter = sorted((out, into), key=len, reverse=True)
+            node = longer[min(len(shorter), len(longer) - 1)]  # the first without a partner
+            way = f"{key[0]} -> {key[1]} on channel {key[2]}"
+            what = f"{way}: {len(out)} sends, but {len(into)} receives"
             if len(owners) > 2:
-                what = f"several threadblocks share the connection {key[0]} -> {key[1]} on channel {key[2]}"
+                what = f"{way}: several threadblocks share this connection; give each a channel"
             raise run._error(run._at(node), what)
         matched.update(zip(into, out, strict=True))
     for receive, send in matched.items():
@@ -338,11 +342,9 @@ def _check_races(run: _Import, nodes: list[Node], before: dict[Node, list[Node]]
                 earlier += readers[place]
             for other in earlier:
                 if other != node and not past[node] & bit[other]:
-                    raise run._error(
-                        run._at(node),
-                        f"races for {place[1]}[{place[2]}] of gpu {place[0]} with the step on line {run._at(other).line}; "
-                        "make one wait for the other (depid, deps)",
-                    )
+                    what = f"{place[1]}[{place[2]}] of gpu {place[0]} with the step on line {run._at(other).line}"
+                    cure = "make one wait for the other (depid, deps)"
+                    raise run._error(run._at(node), f"races for {what}; {cure}")
         for place in reads:
             readers[place].append(node)
         for place in writes:
@@ -381,15 +383,15 @@ class _Assembly:
         ]
         program = self.run.program
         steps = 1 + max((e.step for e in built), default=-1)
-        graphs = independent_graphs(built, "part")
+        graphs = independent_graphs(built, "part", limit=_GRAPHS_A_RANK * self.run.n)
         return Schedule(program.name, self.run.collective, steps, chunks, graphs, program.pipeline)
 
     def _steps(self) -> dict[int, int]:
         """The earliest step of every version, by id.
 
-        A version comes at least one step after those it reads; a version that replaces another comes no earlier than the
-        transfers that read the old one, which may happen in the same step. So versions that need each other in one step
-        (an exchange) form a component of equal steps.
+        A version comes at least one step after those it reads; a version that replaces another comes no earlier than
+        the transfers that read the old one, which may happen in the same step. So versions that need each other in one
+        step (an exchange) form a component of equal steps.
         """
         graph = nx.DiGraph()
         floor: dict[int, int] = {}
@@ -401,7 +403,6 @@ class _Assembly:
             gap = max(gap, graph.edges[first, then]["gap"]) if graph.has_edge(first, then) else gap
             graph.add_edge(first, then, gap=gap)
 
-        home = {id(t): v for v in self.versions for t in v.transfers}
         for v in self.versions:
             for t in v.transfers:
                 if t.reads.transfers:
@@ -410,7 +411,6 @@ class _Assembly:
                     after(id(v), id(t.reads.successor), 0)
             if v.successor is not None:
                 after(id(v), id(v.successor), 1)
-        assert len(home) == sum(len(v.transfers) for v in self.versions)
         return self._longest(graph, floor)
 
     def _longest(self, graph: nx.DiGraph[int], floor: dict[int, int]) -> dict[int, int]:
@@ -419,7 +419,7 @@ class _Assembly:
         for first, then, gap in graph.edges(data="gap"):
             if gap and member[first] == member[then]:
                 raise self.run._error(
-                    None, "a rank would have to send a value after it was replaced; copy it aside less often"
+                    None, "a rank sends a value after it was replaced; a schedule keeps only the newest"
                 )
         at: dict[int, int] = {}
         for part in nx.topological_sort(whole):

@@ -1,8 +1,8 @@
 """MSCCL's program form (an XML file): its data model, reader and writer.
 
-A program holds, for every GPU, threadblocks that run their steps in order, beside each other; each has at most one peer to
-send to and one to receive from. Sends and receives match in order for each (sender, receiver, channel). A step may wait
-for one step of another threadblock of its GPU (`depid`, `deps`).
+A program holds, for every GPU, threadblocks that run their steps in order, beside each other; each has at most one peer
+to send to and one to receive from. Sends and receives match in order for each (sender, receiver, channel). A step may
+wait for one step of another threadblock of its GPU (`depid`, `deps`).
 """
 
 from __future__ import annotations
