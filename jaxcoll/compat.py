@@ -16,10 +16,10 @@ import jax
 from jax.interpreters import ad, batching, mlir
 
 try:
-    from jax._src import config as _config
+    from jax._src import config as _config_module
     from jax._src import core as _core
     from jax._src import dispatch as _dispatch
-    from jax._src.interpreters import mlir as _mlir
+    from jax._src.interpreters import mlir as _mlir_module
     from jax._src.interpreters.ad import p2tz as _p2tz  # pyright: ignore[reportPrivateImportUsage]
     from jax._src.lax import parallel as _parallel
     from jax._src.sharding_impls import SPMDAxisContext as _SPMDAxisContext
@@ -28,6 +28,8 @@ except ImportError as error:  # pragma: no cover - only with a JAX that nobody h
         f"jaxcoll does not know the inside of jax {jax.__version__} ({error}); it is tested with jax 0.10.2 and 0.12"
     ) from error
 
+_config: Any = _config_module
+_mlir: Any = _mlir_module
 Primitive = _core.Primitive
 Rule = Callable[..., Any]
 UndefinedPrimal = ad.UndefinedPrimal
@@ -234,7 +236,7 @@ def mesh_view(ctx: Any) -> MeshView | None:
     context = ctx.module_context.axis_context
     if not isinstance(context, _SPMDAxisContext):
         return None
-    mesh = context.mesh
+    mesh: Any = context.mesh
     devices: Iterable[Any] | None = module_sites(ctx).devices
     if devices is None and isinstance(mesh, jax.sharding.Mesh):
         devices = mesh.devices.flat
@@ -282,3 +284,11 @@ class LoweringOverride:
             else:
                 table[prim] = before
         self._saved.clear()
+
+
+def distributed_client() -> tuple[Any | None, str | None]:
+    """The client of `jax.distributed`'s coordination service and the coordinator's host:port; (None, None) without it."""
+    from jax._src import distributed
+
+    state = distributed.global_state
+    return state.client, state.coordinator_address

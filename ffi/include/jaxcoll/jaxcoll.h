@@ -57,11 +57,11 @@ void jc_fake_free(jc_fake* net);
 /* Programs and schedule sets. */
 int64_t jc_program_load(jc_world* w, const uint8_t* bytes, size_t size);
 int jc_program_check(const uint8_t* bytes, size_t size, const uint8_t* table, size_t table_size);
-int jc_set_define(jc_world* w, int64_t set_key, const int64_t* programs, int count, int chosen);
+/* The set of one communicator, named by its devices in the order of ranks. Defining it again changes nothing. */
+int jc_set_define(jc_world* w, int64_t set_key, const int64_t* devices, int ranks, const int64_t* programs, int count, int chosen);
 uint64_t jc_group_id(const int64_t* devices, int count);
 
 /* Tables: staged, proposed, decided (communicator/schedule_set.h). Groups are named by their devices' id. */
-int jc_set_open(jc_world* w, int64_t set_key, const int64_t* devices, int count);
 int jc_set_stage(jc_world* w, uint64_t group, int64_t set_key, uint64_t version, int64_t program, const uint8_t* table, size_t size);
 int jc_set_started(jc_world* w, uint64_t group, int64_t set_key, uint64_t* sites, int64_t* launches, uint32_t* indices, int max);
 int jc_set_propose(jc_world* w, uint64_t group, int64_t set_key, uint64_t version, const uint64_t* sites, const int64_t* launches,

@@ -127,15 +127,12 @@ int jc_program_check(const uint8_t* bytes, size_t size, const uint8_t* table, si
   return Report(jaxcoll::Validate(program, t));
 }
 
-int jc_set_define(jc_world* w, int64_t set_key, const int64_t* programs, int count, int chosen) {
-  return Report(w->world->DefineSet(set_key, std::vector<int64_t>(programs, programs + count), static_cast<size_t>(chosen)));
+int jc_set_define(jc_world* w, int64_t set_key, const int64_t* devices, int ranks, const int64_t* programs, int count, int chosen) {
+  return Report(w->world->DefineSet(set_key, devices, static_cast<size_t>(ranks), std::vector<int64_t>(programs, programs + count),
+                                    static_cast<size_t>(chosen)));
 }
 
 uint64_t jc_group_id(const int64_t* devices, int count) { return jaxcoll::GroupId(devices, static_cast<size_t>(count)); }
-
-int jc_set_open(jc_world* w, int64_t set_key, const int64_t* devices, int count) {
-  return Report(w->world->OpenSet(set_key, devices, static_cast<size_t>(count)));
-}
 
 int jc_set_stage(jc_world* w, uint64_t group, int64_t set_key, uint64_t version, int64_t program, const uint8_t* table, size_t size) {
   return Report(w->world->Stage(group, set_key, version, program, table, size));

@@ -105,19 +105,24 @@ Status World::LoadProgram(const uint8_t* bytes, size_t size, int64_t* handle) {
   return {};
 }
 
-Status World::DefineSet(int64_t set_key, const std::vector<int64_t>& programs, size_t chosen) {
+Status World::DefineSet(int64_t set_key, const int64_t* devices, size_t ranks, const std::vector<int64_t>& programs, size_t chosen) {
   std::lock_guard<std::mutex> lock(mu_);
-  if (programs.empty() || chosen >= programs.size()) return Status::Error("a schedule set needs programs and one of them chosen");
-  SetTemplate set;
-  set.chosen = chosen;
+  if (programs.empty() || chosen >= programs.size() || ranks == 0)
+    return Status::Error("a schedule set needs a communicator, programs and one of them chosen");
+  std::vector<std::shared_ptr<const Program>> list;
   for (int64_t p : programs) {
     if (p < 0 || static_cast<size_t>(p) >= programs_.size()) return Status::Error(Format("no program %lld", static_cast<long long>(p)));
-    set.programs.push_back(programs_[static_cast<size_t>(p)]);
-    const Program &a = *set.programs.front(), &b = *set.programs.back();
+    list.push_back(programs_[static_cast<size_t>(p)]);
+    const Program &a = *list.front(), &b = *list.back();
     if (a.kind != b.kind || a.nranks != b.nranks || a.root != b.root)
       return Status::Error(Format("programs %s and %s don't compute the same collective", a.name.c_str(), b.name.c_str()));
   }
-  templates_.emplace(set_key, std::move(set));
+  if (list[0]->nranks != static_cast<int>(ranks))
+    return Status::Error(Format("program %s is for %d ranks, the communicator has %zu", list[0]->name.c_str(), list[0]->nranks, ranks));
+  Member member;
+  JC_RETURN_IF_ERROR(GetMember(devices, ranks, &member));
+  std::shared_ptr<ScheduleSet>& set = sets_[{member.group->id, set_key}];
+  if (set == nullptr) set = std::make_shared<ScheduleSet>(std::move(list), chosen);
   return {};
 }
 
@@ -144,31 +149,6 @@ Status World::GetMember(const int64_t* devices, size_t count, Member* out) {
   }
   *out = it->second;
   return {};
-}
-
-Status World::GetSet(const Member& member, int64_t set_key, std::shared_ptr<ScheduleSet>* out) {
-  std::shared_ptr<ScheduleSet>& set = sets_[{member.group->id, set_key}];
-  if (set == nullptr) {
-    auto it = templates_.find(set_key);
-    if (it == templates_.end())
-      return Status::Error("no schedule set is defined for this call: was the program compiled by another process? Trace it here first, "
-                           "or use the same jaxcoll version on every host");
-    if (it->second.programs[0]->nranks != member.group->size())
-      return Status::Error(Format("the call's schedules are for %d ranks, its communicator has %d", it->second.programs[0]->nranks,
-                                  member.group->size()));
-    set = std::make_shared<ScheduleSet>(it->second.programs, it->second.chosen);
-  }
-  *out = set;
-  return {};
-}
-
-Status World::OpenSet(int64_t set_key, const int64_t* devices, size_t count) {
-  std::lock_guard<std::mutex> lock(mu_);
-  if (count == 0) return Status::Error("a communicator without devices");
-  Member member;
-  JC_RETURN_IF_ERROR(GetMember(devices, count, &member));
-  std::shared_ptr<ScheduleSet> set;
-  return GetSet(member, set_key, &set);
 }
 
 std::shared_ptr<ScheduleSet> World::FindSet(uint64_t group, int64_t set_key) {
@@ -230,7 +210,11 @@ bool World::Execute(Call call, Status* status, Completion done) {
     std::lock_guard<std::mutex> lock(mu_);
     Member member;
     if (Status s = GetMember(group_begin, size, &member); !s.ok()) return refuse(s);
-    if (Status s = GetSet(member, call.set_key, &set); !s.ok()) return refuse(s);
+    auto it = sets_.find({member.group->id, call.set_key});
+    if (it == sets_.end())
+      return refuse(Status::Error("no schedule set is defined for this call: was the program compiled by another process? Trace it in "
+                                  "this process first, and use the same jaxcoll version on every host"));
+    set = it->second;
     request->key = {member.group->id, call.site, call.launch, NextIndex(member.group->id, rank, call.site, call.launch)};
     // Alone in its process, the handler's thread does the polling for a moment; with company, whoever comes last does the work.
     drive = member.local_ranks.size() == 1 && size > 1 && options_.threads;

@@ -49,13 +49,12 @@ class World {
   void Stop();
 
   Status LoadProgram(const uint8_t* bytes, size_t size, int64_t* handle);
-  Status DefineSet(int64_t set_key, const std::vector<int64_t>& programs, size_t chosen);
+  // The schedule set of one communicator, named by its devices in the order of ranks. Defining it again changes nothing.
+  Status DefineSet(int64_t set_key, const int64_t* devices, size_t ranks, const std::vector<int64_t>& programs, size_t chosen);
 
   // Starts a call's execution. True: it is over, with `status`; else `done` comes later.
   bool Execute(Call call, Status* status, Completion done);
 
-  // The set of a communicator that this process has a rank of.
-  Status OpenSet(int64_t set_key, const int64_t* devices, size_t count);
   Status Stage(uint64_t group, int64_t set_key, uint64_t version, int64_t program, const uint8_t* table, size_t size);
   std::shared_ptr<ScheduleSet> FindSet(uint64_t group, int64_t set_key);
 
@@ -72,7 +71,6 @@ class World {
   };
   // All under mu_.
   Status GetMember(const int64_t* devices, size_t count, Member* out);
-  Status GetSet(const Member& member, int64_t set_key, std::shared_ptr<ScheduleSet>* out);
   uint32_t NextIndex(uint64_t group, int rank, uint64_t site, int64_t launch);
   Status CheckPeer(int process) const;
 
@@ -89,11 +87,6 @@ class World {
 
   std::mutex mu_;
   std::vector<std::shared_ptr<const Program>> programs_;
-  struct SetTemplate {
-    std::vector<std::shared_ptr<const Program>> programs;
-    size_t chosen;
-  };
-  std::unordered_map<int64_t, SetTemplate> templates_;
   std::unordered_map<uint64_t, Member> members_;
   std::map<std::pair<uint64_t, int64_t>, std::shared_ptr<ScheduleSet>> sets_;
   std::unordered_map<uint64_t, Counter> counters_;

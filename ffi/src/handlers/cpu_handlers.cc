@@ -68,6 +68,7 @@ ffi::Future Collective(int32_t device, ffi::RunId run, int32_t kind, int32_t red
 }  // namespace
 }  // namespace jaxcoll
 
+#pragma GCC visibility push(default)
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxcoll_collective_cpu, jaxcoll::Collective,
                               xla::ffi::Ffi::Bind()
                                   .Ctx<xla::ffi::DeviceOrdinal>()
@@ -80,3 +81,4 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxcoll_collective_cpu, jaxcoll::Collective,
                                   .Attr<xla::ffi::Span<const int64_t>>("devices")
                                   .RemainingArgs()
                                   .RemainingRets());
+#pragma GCC visibility pop

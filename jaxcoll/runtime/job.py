@@ -1,0 +1,116 @@
+"""The job as JAX knows it: processes, devices, and the key-value store by which processes find each other."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+
+from jaxcoll import compat
+from jaxcoll.errors import CollectiveError, UsageError
+
+
+class Store(Protocol):
+    """What bootstrap needs of a key-value store; values are text."""
+
+    def set(self, key: str, value: str) -> None: ...
+
+    def get(self, key: str, timeout: float) -> str: ...
+
+    def set_once(self, key: str, value: str) -> bool: ...
+
+    def barrier(self, name: str, timeout: float) -> None: ...
+
+
+class CoordinationStore:
+    """The coordination service of `jax.distributed`."""
+
+    def __init__(self, client: Any):
+        self._client = client
+
+    def set(self, key: str, value: str) -> None:
+        """Sets a key, also one that is there."""
+        self._client.key_value_set(f"jaxcoll/{key}", value, allow_overwrite=True)
+
+    def get(self, key: str, timeout: float) -> str:
+        """The value of a key, once it is there. Raises CollectiveError after `timeout` seconds."""
+        try:
+            return self._client.blocking_key_value_get(f"jaxcoll/{key}", max(1, int(timeout * 1000)))
+        except Exception as error:
+            raise CollectiveError(
+                f"nothing came under {key!r} in jax.distributed's store within {timeout:.0f} s: another process has not reached its "
+                f"first jaxcoll collective, or is gone ({str(error).splitlines()[0]})"
+            ) from error
+
+    def set_once(self, key: str, value: str) -> bool:
+        """Sets a key unless it is there. Returns whether it did."""
+        try:
+            self._client.key_value_set(f"jaxcoll/{key}", value)
+        except Exception as error:
+            if "ALREADY_EXISTS" in str(error):
+                return False
+            raise
+        return True
+
+    def barrier(self, name: str, timeout: float) -> None:
+        """Waits for all processes. Raises CollectiveError after `timeout` seconds."""
+        try:
+            self._client.wait_at_barrier(f"jaxcoll/{name}", max(1, int(timeout * 1000)))
+        except Exception as error:
+            raise CollectiveError(f"not all processes came to {name!r} within {timeout:.0f} s: {str(error).splitlines()[0]}") from error
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """Processes 0..processes-1, this one being `me`; `devices[p]` are the global device ids that process p drives."""
+
+    processes: int
+    me: int
+    devices: tuple[tuple[int, ...], ...]
+    store: Store | None
+    coordinator: str | None
+
+
+def current() -> Job:
+    """The job of this process. Starts JAX's backend if nothing has yet."""
+    devices = jax.devices()
+    processes = jax.process_count()
+    mine: list[list[int]] = [[] for _ in range(processes)]
+    for d in devices:
+        mine[d.process_index].append(d.id)
+    client, coordinator = compat.distributed_client()
+    if processes > 1 and client is None:
+        raise UsageError(
+            f"this job has {processes} processes but jax.distributed is not initialised: call jax.distributed.initialize() before "
+            "anything else that uses JAX"
+        )
+    store = CoordinationStore(client) if client is not None else None
+    return Job(processes, jax.process_index(), tuple(tuple(d) for d in mine), store, coordinator)
+
+
+def host_id(configured: str) -> str:
+    """Equal in two processes if they may share memory: same kernel, same network namespace (an emulated host is a host), same user."""
+    if configured:
+        return configured
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        net = os.readlink("/proc/self/ns/net")
+        pid = os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return f"{socket.gethostname()}/{os.getpid()}"
+    return f"{boot}/{net}/{pid}/{os.getuid()}"
+
+
+def publish(store: Store, name: str, me: int, value: dict[str, Any]) -> None:
+    """Puts this process's row of a table into the store."""
+    store.set(f"{name}/{me}", json.dumps(value))
+
+
+def collect(store: Store, name: str, processes: int, timeout: float) -> list[dict[str, Any]]:
+    """The rows of all processes."""
+    return [json.loads(store.get(f"{name}/{p}", timeout)) for p in range(processes)]

@@ -1,0 +1,92 @@
+"""The native library, opened with cffi. Its C interface is read from the header that is installed beside it."""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+from typing import Any
+
+import cffi
+
+from jaxcoll import config
+from jaxcoll.errors import JaxcollError, UsageError
+from jaxcoll.version import __version__
+
+API_VERSION = 1
+NATIVE_DIR = Path(__file__).parents[1] / "_native"
+
+
+class NativeError(JaxcollError):
+    """The native library refused a call; the message is its own."""
+
+
+def _header(library: Path) -> Path:
+    for folder in (library.parent, NATIVE_DIR, Path(__file__).parents[2] / "ffi" / "include" / "jaxcoll"):
+        if (folder / "jaxcoll.h").is_file():
+            return folder / "jaxcoll.h"
+    raise UsageError(f"jaxcoll.h is missing beside {library}; install jaxcoll again (pip install --force-reinstall jaxcoll)")
+
+
+def _cdef(header: str) -> str:
+    """What cffi understands of a C header: no comments, no preprocessor, no extern "C"."""
+    text = re.sub(r"/\*.*?\*/", "", header, flags=re.DOTALL)
+    kept: list[str] = []
+    skipping = False
+    for line in text.splitlines():
+        if line.startswith("#ifdef __cplusplus"):
+            skipping = True
+        elif line.startswith("#endif") and skipping:
+            skipping = False
+        elif not line.startswith("#") and not skipping:
+            kept.append(line)
+    return "\n".join(kept)
+
+
+class Native:
+    """The library's functions, with errors as exceptions."""
+
+    def __init__(self, path: Path):
+        if not path.is_file():
+            raise UsageError(
+                f"the native library {path} is missing. From a clone: `make native`; else install jaxcoll again "
+                "(pip install --force-reinstall jaxcoll), which needs a C++17 compiler where no wheel fits."
+            )
+        self.ffi = cffi.FFI()
+        self.ffi.cdef(_cdef(_header(path).read_text()))
+        try:
+            self.lib: Any = self.ffi.dlopen(str(path))
+        except OSError as error:
+            raise UsageError(f"the native library {path} can't be loaded: {error}") from error
+        version = self.text(self.lib.jc_version())
+        if self.lib.jc_api_version() != API_VERSION or version != __version__:
+            raise UsageError(
+                f"the native library {path} is of version {version}, this package of {__version__}: two installations "
+                "are mixed. Remove one, or build the library again (`make native` in a clone)."
+            )
+        self.path = path
+
+    def text(self, pointer: Any) -> str:
+        """A C string as text."""
+        return self.ffi.string(pointer).decode(errors="replace")  # type: ignore[union-attr]
+
+    def check(self, result: int) -> int:
+        """`result` if it is not -1; else raises NativeError with the library's message."""
+        if result == -1:
+            raise NativeError(self.text(self.lib.jc_last_error()))
+        return result
+
+    def buffer(self, data: bytes) -> Any:
+        """`data` as const uint8_t*, without a copy; valid while the result lives."""
+        return self.ffi.from_buffer("uint8_t[]", data)
+
+    def int64s(self, values: Any) -> Any:
+        """A new int64_t array."""
+        return self.ffi.new("int64_t[]", [int(v) for v in values])
+
+
+@functools.cache
+def load() -> Native:
+    """The library of this process: JAXCOLL_LIBRARY, or the installed one."""
+    path = config.current().library
+    return Native(Path(path) if path else NATIVE_DIR / "libjaxcoll.so")

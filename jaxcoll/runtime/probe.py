@@ -1,0 +1,69 @@
+"""How fast the ranks of this job reach each other: alpha and beta, measured in some milliseconds when the world is made.
+
+Every process measures its own links through the engine itself (a permutation to the next process, a small and a larger message); all
+take the medians over all processes, so that they choose alike.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from jaxcoll.runtime.world import World
+
+_SMALL, _LARGE, _REPEATS = 64, 128 << 10, 5
+_F32 = 11
+
+
+@dataclasses.dataclass(frozen=True)
+class Speed:
+    """alpha: seconds for the smallest exchange; beta: seconds a byte of one rank's larger exchange; `shared`: ranks of one
+    host share its cores and memory, so that bytes of all ranks count together."""
+
+    alpha: float
+    beta: float
+    shared: bool = True
+
+
+def copy_beta() -> float:
+    """Seconds a byte of a copy in this process's memory (1 MiB, best of three)."""
+    source = np.ones(1 << 18, np.float32)
+    target = np.empty_like(source)
+    best = float("inf")
+    for _ in range(4):
+        begin = time.perf_counter()
+        np.copyto(target, source)
+        best = min(best, time.perf_counter() - begin)
+    return best / source.nbytes
+
+
+def _exchange(world: World, nbytes: int, launch: int) -> float:
+    """Seconds of one permutation p -> p+1 over the first devices of all processes."""
+    native, job = world.native, world.job
+    devices = native.int64s([d[0] for d in job.devices])
+    count = nbytes // 4
+    source, target = np.ones(count, np.float32), np.empty(count, np.float32)
+    inputs = native.ffi.new("void*[]", [native.ffi.cast("void*", source.ctypes.data)])
+    outputs = native.ffi.new("void*[]", [native.ffi.cast("void*", target.ctypes.data)])
+    begin = time.perf_counter()
+    op = native.lib.jc_op_start(
+        world.handle, job.devices[job.me][0], launch, 6, 4, _F32, -1, world.PROBE_SET, devices, job.processes, 1, 1, inputs,
+        outputs, native.int64s([count]),
+    )  # fmt: skip
+    result = native.lib.jc_op_wait(op, int(world.settings.timeout * 2e9))
+    elapsed = time.perf_counter() - begin
+    native.lib.jc_op_free(op)
+    native.check(result)
+    return elapsed
+
+
+def measure(world: World) -> tuple[float, float]:
+    """(alpha, beta) of this process toward its neighbours; every process must call it at the same time."""
+    small = [_exchange(world, _SMALL, i) for i in range(_REPEATS)]
+    large = [_exchange(world, _LARGE, _REPEATS + i) for i in range(_REPEATS)]
+    alpha, total = min(small[1:]), min(large[1:])
+    return alpha, max(total - alpha, 1e-9) / _LARGE

@@ -1,0 +1,130 @@
+"""Schedule sets: made when a collective is lowered, one per (communicator, collective, size class, override)."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from jaxcoll import config
+from jaxcoll.errors import ScheduleError, UsageError
+from jaxcoll.runtime import choice
+from jaxcoll.runtime.native import NativeError
+from jaxcoll.runtime.world import World
+from jaxcoll.schedule import Kind, Schedule, builders, load_file
+
+Groups = tuple[tuple[int, ...], ...]
+Perm = tuple[tuple[int, int], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Want:
+    """What a call asks for: everything that distinguishes its schedule set but the communicator."""
+
+    kind: Kind
+    size_class: int
+    reduce: str
+    root: int | None
+    perm: Perm | None
+    schedule: str | None  # override by name or file
+    deterministic: bool
+
+    def key(self) -> int:
+        """The `set_key` attribute: the same in every process, never negative (negative keys are the library's own)."""
+        digest = hashlib.blake2b(repr(dataclasses.astuple(self)).encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "little") >> 1
+
+
+@dataclasses.dataclass
+class SetInfo:
+    """A set of one communicator as Python knows it: what the tuner and `explain` read."""
+
+    want: Want
+    key: int
+    devices: tuple[int, ...]
+    schedules: list[Schedule]
+    programs: list[int]
+    chosen: int
+    estimates: list[choice.Estimate]
+
+
+class Sets:
+    """All sets of this process."""
+
+    def __init__(self, world: World):
+        self._world = world
+        self._lock = threading.Lock()
+        self._known: dict[tuple[tuple[int, ...], int], SetInfo] = {}
+        self._cores = len(os.sched_getaffinity(0))
+
+    def all(self) -> list[SetInfo]:
+        """The sets made so far."""
+        with self._lock:
+            return list(self._known.values())
+
+    def prepare(self, want: Want, groups: Groups) -> int:
+        """Makes the set known for every group that has a device of this process. Returns its key."""
+        mine = set(self._world.job.devices[self._world.job.me])
+        key = want.key()
+        with self._lock:
+            for group in groups:
+                if mine.isdisjoint(group) or (group, key) in self._known or len(group) < 2:
+                    continue
+                self._known[group, key] = self._make(want, key, group)
+        return key
+
+    def _make(self, want: Want, key: int, group: tuple[int, ...]) -> SetInfo:
+        nbytes = choice.class_bytes(want.size_class)
+        rows: list[choice.Estimate] = []
+        if want.schedule is not None:
+            schedules, chosen = [override(want, len(group))], 0
+        else:
+            rows = choice.estimates(want.kind, len(group), nbytes, self._world.speed, self._cores, want.root, want.perm)
+            usable = [r for r in rows if r.seconds is not None]
+            schedules = [
+                choice.make(r.name, want.kind, len(group), want.root, want.perm, nbytes > 1 << 20) for r in usable
+            ]
+            chosen = usable.index(choice.best(rows))
+            if want.deterministic:
+                schedules, chosen = [schedules[chosen]], 0
+        try:
+            programs = [self._world.load_program(s) for s in schedules]
+            self._world.define_set(key, group, programs, chosen)
+        except NativeError as error:
+            raise ScheduleError(str(error)) from error
+        return SetInfo(want, key, group, schedules, programs, chosen, rows)
+
+
+def override(want: Want, nranks: int) -> Schedule:
+    """The schedule that `schedule=` or JAXCOLL_SCHEDULE names: a builder, or a file (.json, .jxc, .xml)."""
+    assert want.schedule is not None
+    name = want.schedule
+    if name in builders():
+        return choice.make(name, want.kind, nranks, want.root, want.perm, choice.class_bytes(want.size_class) > 1 << 20)
+    if Path(name).suffix in (".json", ".jxc", ".xml"):
+        schedule = load_file(name)
+        if schedule.kind is not want.kind or schedule.nranks != nranks:
+            raise ScheduleError(
+                f"{name} holds a schedule for {schedule.kind.label} over {schedule.nranks} ranks; this call is "
+                f"{want.kind.label} over {nranks}"
+            )
+        return schedule
+    known = ", ".join(sorted(builders(want.kind)))
+    raise ScheduleError(f"unknown schedule {name!r}: for {want.kind.label} there are {known}; or name a .json, .jxc or .xml file")
+
+
+def wanted(kind: Kind, nbytes: int, reduce: str, root: int | None, perm: Sequence[tuple[int, int]] | None,
+           schedule: str | None, deterministic: bool) -> Want:  # fmt: skip
+    """Combines a call with the settings."""
+    if schedule is not None and not isinstance(schedule, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UsageError(f"schedule= takes a schedule's name or the path of a file, not {schedule!r}")
+    setting = config.current().schedule
+    name = schedule or setting.get(kind.label) or setting.get(config.EVERY_KIND)
+    if schedule is None and name is not None and name in builders() and name not in builders(kind):
+        if kind.label in setting:
+            raise UsageError(f"JAXCOLL_SCHEDULE: {name} can't do {kind.label}; for it there are {', '.join(sorted(builders(kind)))}")
+        name = None  # a name for every kind counts where it can
+    return Want(kind, choice.size_class(nbytes), reduce, root, tuple(perm) if perm is not None else None, name, deterministic)

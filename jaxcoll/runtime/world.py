@@ -1,0 +1,259 @@
+"""The world of this process: its native engine, joined to the other processes of the job. Made once, on first use."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import json
+import os
+import secrets
+import socket
+import statistics
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from jaxcoll import config
+from jaxcoll.errors import CollectiveError, UsageError
+from jaxcoll.runtime import job as jobs
+from jaxcoll.runtime import links, probe
+from jaxcoll.runtime.native import Native, load
+from jaxcoll.schedule import Kind, Schedule, build, encode
+from jaxcoll.version import __version__
+
+_NS = 1_000_000_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Peer:
+    """What a process tells the others of itself."""
+
+    version: str
+    host: str
+    pid: int
+    address: str
+    port: int
+    devices: list[int]
+    transport: str
+
+
+class World:
+    """The engine and its links; `speed` is what was measured between the processes."""
+
+    PROBE_SET = -1  # set key of the measurement's own permutation
+
+    def __init__(self, native: Native, job: jobs.Job, settings: config.Config):
+        self.native, self.job, self.settings = native, job, settings
+        self.peers: list[Peer] = []
+        self.speed = probe.Speed(alpha=0.0, beta=0.0)
+        self._sockets: list[socket.socket] = []
+        self.handle: Any = self._create()
+        self._started = False
+
+    def _create(self) -> Any:
+        s = self.settings
+        cores = len(os.sched_getaffinity(0))
+        local = len(self.job.devices[self.job.me])
+        options = self.native.ffi.new(
+            "jc_options*",
+            {
+                "timeout_ns": int(s.timeout * _NS),
+                "warn_ns": int(s.warn_after * _NS),
+                "mismatch_ns": _NS,
+                "spin_ns": s.spin_us * 1000,
+                "helpers": s.threads if s.threads else (min(cores, local) - 1 if local > 1 else 0),
+                "completers": max(2, min(4, cores, local)),
+                "record": int(s.record),
+                "threads": 1,
+            },
+        )
+        handle = self.native.lib.jc_world_create(options, self.job.processes, self.job.me)
+        if handle == self.native.ffi.NULL:
+            self.native.check(-1)
+        for p, devices in enumerate(self.job.devices):
+            self.native.check(self.native.lib.jc_world_add_devices(handle, p, self.native.int64s(devices), len(devices)))
+        return handle
+
+    def start(self) -> None:
+        """Joins the other processes and starts the engine. Raises CollectiveError if one doesn't come in time."""
+        if self.job.processes > 1:
+            if self.settings.transport == "inproc":
+                raise UsageError(
+                    f"JAXCOLL_TRANSPORT=inproc, but this job has {self.job.processes} processes; use auto, shm or tcp"
+                )
+            self._join()
+        self.native.check(self.native.lib.jc_world_start(self.handle))
+        self.native.lib.jc_world_use(self.handle)
+        self._started = True
+        self._measure()
+
+    def carries_tcp(self, p: int) -> bool:
+        """Whether transfers to process p go over tcp."""
+        same_host = self.peers[p].host == self.peers[self.job.me].host
+        if self.settings.transport == "shm" and not same_host:
+            raise UsageError(
+                f"JAXCOLL_TRANSPORT=shm, but processes {self.job.me} and {p} are on different hosts; use auto or tcp"
+            )
+        return self.settings.transport == "tcp" or not same_host
+
+    def _join(self) -> None:
+        job, store = self.job, self.job.store
+        assert store is not None
+        timeout = self.settings.timeout
+        if job.me == 0:
+            store.set("secret", secrets.token_hex(32))
+        secret = bytes.fromhex(store.get("secret", timeout))
+        address = links.local_address(self.settings.socket_ifname, job.coordinator)
+        listener = links.Listener(address, secret, job.me)
+        try:
+            mine = Peer(
+                __version__, jobs.host_id(self.settings.host_id), os.getpid(), address, listener.port,
+                list(job.devices[job.me]), self.settings.transport,
+            )  # fmt: skip
+            jobs.publish(store, "peer", job.me, dataclasses.asdict(mine))
+            self.peers = [Peer(**row) for row in jobs.collect(store, "peer", job.processes, timeout)]
+            self._check_peers(mine)
+            self._join_shm(store, timeout)
+            self._join_tcp(listener, secret, timeout)
+            store.barrier("joined", timeout)
+        finally:
+            listener.close()
+
+    def _measure(self) -> None:
+        """The medians of what all processes measure, so that all choose the same schedules."""
+        beta = probe.copy_beta()
+        if self.job.processes == 1:
+            self.speed = probe.Speed(alpha=20e-6, beta=beta)
+            return
+        store, me = self.job.store, self.job.me
+        assert store is not None
+        schedule = build("permute", Kind.PERMUTE, self.job.processes, perm=[(p, (p + 1) % self.job.processes) for p in range(self.job.processes)])
+        program = self.load_program(schedule)
+        self.define_set(self.PROBE_SET, [d[0] for d in self.job.devices], [program], 0)
+        alpha, link_beta = probe.measure(self)
+        jobs.publish(store, "speed", me, {"alpha": alpha, "beta": link_beta})
+        rows = jobs.collect(store, "speed", self.job.processes, self.settings.timeout)
+        hosts = {peer.host for peer in self.peers}
+        self.speed = probe.Speed(
+            alpha=statistics.median(r["alpha"] for r in rows),
+            beta=statistics.median(r["beta"] for r in rows),
+            shared=len(hosts) < self.job.processes,
+        )
+
+    def load_program(self, schedule: Schedule) -> int:
+        """Hands a schedule to the native library, which checks it. Returns its handle."""
+        blob = encode(schedule)
+        return self.native.check(self.native.lib.jc_program_load(self.handle, self.native.buffer(blob), len(blob)))
+
+    def define_set(self, set_key: int, devices: Sequence[int], programs: Sequence[int], chosen: int) -> None:
+        """Makes the schedule set of the communicator over `devices` known; a set that is there stays as it is."""
+        self.native.check(
+            self.native.lib.jc_set_define(
+                self.handle, set_key, self.native.int64s(devices), len(devices), self.native.int64s(programs), len(programs), chosen
+            )
+        )
+
+    def _check_peers(self, mine: Peer) -> None:
+        for p, peer in enumerate(self.peers):
+            if peer.version != mine.version:
+                raise UsageError(f"process {p} runs jaxcoll {peer.version}, process {self.job.me} runs {mine.version}; install one version everywhere")
+            if peer.transport != mine.transport:
+                raise UsageError(f"JAXCOLL_TRANSPORT is {peer.transport!r} in process {p} and {mine.transport!r} in {self.job.me}; set it alike")
+
+    def _join_shm(self, store: jobs.Store, timeout: float) -> None:
+        lib, check = self.native.lib, self.native.check
+        places = [p for p, peer in enumerate(self.peers) if peer.host == self.peers[self.job.me].host]
+        if len(places) < 2 or self.settings.transport == "tcp":
+            # The others of this host may wait for this process's row, so it is there in any case.
+            jobs.publish(store, "shm", self.job.me, {"fd": -1})
+            return
+        size = lib.jc_shm_segment_bytes(len(places))
+        fd = os.memfd_create("jaxcoll", os.MFD_CLOEXEC)  # no name: nothing is left behind, however this process ends
+        try:
+            os.ftruncate(fd, size)
+            check(lib.jc_world_shm_create(self.handle, fd, len(places), places.index(self.job.me)))
+            jobs.publish(store, "shm", self.job.me, {"fd": fd})
+            for place, p in enumerate(places):
+                if p == self.job.me:
+                    continue
+                pid, their_fd = self.peers[p].pid, json.loads(store.get(f"shm/{p}", timeout))["fd"]
+                try:
+                    theirs = os.open(f"/proc/{pid}/fd/{their_fd}", os.O_RDWR | os.O_CLOEXEC)
+                except OSError as error:
+                    raise CollectiveError(
+                        f"process {p} (pid {pid}) is on this host but its shared memory can't be opened ({error.strerror}): the two "
+                        "run as different users or in different containers. Set JAXCOLL_TRANSPORT=tcp, or JAXCOLL_HOST_ID "
+                        "to a different word in each container."
+                    ) from error
+                try:
+                    check(lib.jc_world_shm_peer(self.handle, p, theirs, place, pid, 1))
+                finally:
+                    os.close(theirs)
+            self._shm_done(store, places, timeout)
+        finally:
+            os.close(fd)
+
+    def _shm_done(self, store: jobs.Store, places: list[int], timeout: float) -> None:
+        """Keeps the descriptor open until everybody of this host has opened it."""
+        store.set(f"shm-open/{self.job.me}", "1")
+        for p in places:
+            store.get(f"shm-open/{p}", timeout)
+
+    def _join_tcp(self, listener: links.Listener, secret: bytes, timeout: float) -> None:
+        """One connection per pair as a life line; several where tcp carries the data. The higher number connects to the lower."""
+        me, deadline = self.job.me, time.monotonic() + timeout
+        count = [self.settings.tcp_connections if p != me and self.carries_tcp(p) else 1 for p in range(self.job.processes)]
+        made: dict[int, list[socket.socket]] = {}
+        for p in range(me):
+            peer = self.peers[p]
+            made[p] = [
+                links.connect(peer.address, peer.port, secret, me, p, c, self.peers[me].address, deadline) for c in range(count[p])
+            ]
+        expected = {(p, c) for p in range(me + 1, self.job.processes) for c in range(count[p])}
+        listener.wait(expected, deadline)
+        for p in range(me + 1, self.job.processes):
+            made[p] = [listener.accepted[p, c] for c in range(count[p])]
+        for p, sockets in made.items():
+            fds = self.native.ffi.new("int[]", [s.detach() for s in sockets])
+            self.native.check(
+                self.native.lib.jc_world_tcp_peer(self.handle, p, fds, len(sockets), int(self.carries_tcp(p)))
+            )
+
+    def link_name(self, p: int) -> str:
+        """How this process reaches process p: inproc, shm (reads in place), shm (ring), tcp."""
+        return self.native.text(self.native.lib.jc_world_link_name(self.handle, p))
+
+    def stop(self) -> None:
+        """Leaves: open operations fail, peers are told."""
+        if self._started:
+            self.native.lib.jc_world_use(self.native.ffi.NULL)
+            self.native.lib.jc_world_stop(self.handle)
+
+
+_lock = threading.Lock()
+_world: World | None = None
+
+
+def get() -> World:
+    """The world of this process, made on the first call."""
+    global _world
+    with _lock:
+        if _world is None:
+            world = World(load(), jobs.current(), config.current())
+            world.start()
+            _world = world
+            atexit.register(_leave)
+        return _world
+
+
+def running() -> World | None:
+    """The world if there is one."""
+    return _world
+
+
+def _leave() -> None:
+    with contextlib.suppress(Exception):
+        if _world is not None:
+            _world.stop()
