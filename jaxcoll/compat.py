@@ -287,7 +287,7 @@ class LoweringOverride:
 
 
 def distributed_client() -> tuple[Any | None, str | None]:
-    """The client of `jax.distributed`'s coordination service and the coordinator's host:port; (None, None) without it."""
+    """The client of `jax.distributed`'s coordination service, and the coordinator's host:port; Nones without it."""
     from jax._src import distributed
 
     state = distributed.global_state

@@ -36,14 +36,6 @@ class UnboundAxisError(UsageError, NameError):
     """A collective over an axis name that nothing around it binds. A NameError, as in `jax.lax`."""
 
 
-def _options(schedule: str | None, deterministic: bool) -> Options:
-    if schedule is not None and not isinstance(schedule, str):
-        raise UsageError(f"schedule must be the name of a schedule (a str) or None, not {schedule!r}")
-    if not isinstance(deterministic, bool):
-        raise UsageError(f"deterministic must be True or False, not {deterministic!r}")
-    return Options(schedule, deterministic)
-
-
 def _axes(axis_name: AxisName, function: str) -> AxisName:
     """`axis_name` as jax.lax takes it everywhere (a name, or a tuple), its names known to be bound."""
     axis_name = tuple(axis_name) if isinstance(axis_name, list) else axis_name
@@ -107,9 +99,8 @@ def psum(
     """
     _check_groups("psum", axis_index_groups)
     axes = _axes(axis_name, "psum")
-    return _sum(
-        lambda leaf: lax.psum(leaf, axes, axis_index_groups=axis_index_groups), x, _options(schedule, deterministic)
-    )
+    options = Options.checked(schedule, deterministic)
+    return _sum(lambda leaf: lax.psum(leaf, axes, axis_index_groups=axis_index_groups), x, options)
 
 
 def pmean(
@@ -123,9 +114,8 @@ def pmean(
     """Mean over the ranks along `axis_name`: `psum`, divided by the number of ranks. Arguments as for `psum`."""
     _check_groups("psum", axis_index_groups)
     axes = _axes(axis_name, "pmean")
-    return _sum(
-        lambda leaf: lax.pmean(leaf, axes, axis_index_groups=axis_index_groups), x, _options(schedule, deterministic)
-    )
+    options = Options.checked(schedule, deterministic)
+    return _sum(lambda leaf: lax.pmean(leaf, axes, axis_index_groups=axis_index_groups), x, options)
 
 
 def pmax(
@@ -142,9 +132,8 @@ def pmax(
     """
     _check_groups("pmax", axis_index_groups)
     axes = _axes(axis_name, "pmax")
-    return _map(
-        lambda leaf: lax.pmax(leaf, axes, axis_index_groups=axis_index_groups), x, _options(schedule, deterministic)
-    )
+    options = Options.checked(schedule, deterministic)
+    return _map(lambda leaf: lax.pmax(leaf, axes, axis_index_groups=axis_index_groups), x, options)
 
 
 def pmin(
@@ -158,9 +147,8 @@ def pmin(
     """Minimum over the ranks along `axis_name`; see `pmax`."""
     _check_groups("pmin", axis_index_groups)
     axes = _axes(axis_name, "pmin")
-    return _map(
-        lambda leaf: lax.pmin(leaf, axes, axis_index_groups=axis_index_groups), x, _options(schedule, deterministic)
-    )
+    options = Options.checked(schedule, deterministic)
+    return _map(lambda leaf: lax.pmin(leaf, axes, axis_index_groups=axis_index_groups), x, options)
 
 
 def all_gather(
@@ -187,10 +175,11 @@ def all_gather(
       schedule, deterministic: see the module's docstring.
     """
     axes = _axes(axis_name, "all_gather")
+    options = Options.checked(schedule, deterministic)
     return _map(
         lambda leaf: lax.all_gather(leaf, axes, axis_index_groups=axis_index_groups, axis=axis, tiled=tiled, to=to),
         x,
-        _options(schedule, deterministic),
+        options,
     )
 
 
@@ -210,6 +199,7 @@ def psum_scatter(
     of it, and is divided. Other arguments as for `all_gather`.
     """
     axes = _axes(axis_name, "psum_scatter")
+    options = Options.checked(schedule, deterministic)
     if axes == ():
         return x
 
@@ -224,7 +214,7 @@ def psum_scatter(
         out = lax.psum_scatter(leaf, axes, scatter_dimension=dim, axis_index_groups=axis_index_groups, tiled=True)
         return out if tiled else lax.squeeze(out, (dim,))
 
-    return _map(one, x, _options(schedule, deterministic))
+    return _map(one, x, options)
 
 
 def all_to_all(
@@ -245,6 +235,7 @@ def all_to_all(
     as for `all_gather`.
     """
     axes = _axes(axis_name, "all_to_all")
+    options = Options.checked(schedule, deterministic)
 
     def tiled_one(leaf: Any, split: int, concat: int) -> Any:
         return lax.all_to_all(leaf, axes, split, concat, axis_index_groups=axis_index_groups, tiled=True)
@@ -267,7 +258,7 @@ def all_to_all(
         split += concat <= split
         return lax.squeeze(tiled_one(lax.expand_dims(leaf, (concat,)), split, concat), (split,))
 
-    return _map(one, x, _options(schedule, deterministic))
+    return _map(one, x, options)
 
 
 def ppermute(
@@ -285,7 +276,8 @@ def ppermute(
     if not isinstance(perm, (list, tuple)):
         raise TypeError(f"`perm` passed to `jaxcoll.ppermute` must be a list or a tuple. Got perm of type {type(perm)}")
     axes = _axes(axis_name, "ppermute")
-    return _map(lambda leaf: lax.ppermute(leaf, axes, perm), x, _options(schedule, deterministic))
+    options = Options.checked(schedule, deterministic)
+    return _map(lambda leaf: lax.ppermute(leaf, axes, perm), x, options)
 
 
 def pbroadcast(
@@ -302,5 +294,6 @@ def pbroadcast(
     that takes it.
     """
     axes = _axes(axis_name, "pbroadcast")
+    options = Options.checked(schedule, deterministic)
     source = source if isinstance(source, jax.Array) else int(source)
-    return _map(lambda leaf: lax.pbroadcast(leaf, axes, source), x, _options(schedule, deterministic))
+    return _map(lambda leaf: lax.pbroadcast(leaf, axes, source), x, options)

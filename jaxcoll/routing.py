@@ -54,13 +54,15 @@ class Enabled:
         self.options = options
         self._override = compat.LoweringOverride()
 
-    def _install(self) -> None:
+    def install(self) -> None:
+        """Use `enable()`, which keeps track of what is in force."""
         for base, row in ROWS.items():
             for platform in PLATFORMS:
                 self._override.replace(base, platform, _rule(row, self.options))
         _context.set_global(("jaxcoll", self.options))
 
-    def _remove(self) -> None:
+    def remove(self) -> None:
+        """Use `disable()`."""
         self._override.restore()
         _context.set_global(None)
 
@@ -92,13 +94,12 @@ def enable(*, schedule: str | None = None, deterministic: bool = False) -> Enabl
       UsageError: when it is enabled already.
     """
     global _active
-    if schedule is not None and not isinstance(schedule, str):
-        raise UsageError(f"schedule must be the name of a schedule (a str) or None, not {schedule!r}")
+    options = Options.checked(schedule, deterministic)
     with _lock:
         if _active is not None:
             raise UsageError("jaxcoll is enabled already; call jaxcoll.disable() first, or drop this second enable()")
-        enabled = Enabled(Options(schedule, deterministic))
-        enabled._install()
+        enabled = Enabled(options)
+        enabled.install()
         _active = enabled
     return enabled
 
@@ -109,7 +110,7 @@ def disable() -> None:
     with _lock:
         if _active is None:
             raise UsageError("jaxcoll is not enabled; call jaxcoll.enable() before jaxcoll.disable()")
-        _active._remove()
+        _active.remove()
         _active = None
 
 

@@ -70,8 +70,8 @@ def _transpose(row: Row, cotangents: Sequence[Any], *operands: Any, **params: An
     ]
 
     def rule(index: int) -> Any:
-        if row.transpose is not None:
-            return lambda ct: row.transpose(ct, base_params)
+        if (own := row.transpose) is not None:
+            return lambda ct: own(ct, base_params)
         return lambda ct: compat.transpose(row.primitive, ct, operands[index].aval, base_params)
 
     outs = run([(rule(i), cotangents[i]) for i in live], REROUTED, _bind_for(row, options))

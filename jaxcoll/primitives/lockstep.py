@@ -16,6 +16,7 @@ from typing import Any
 import jax
 
 from jaxcoll import compat
+from jaxcoll.errors import UsageError
 from jaxcoll.schedule.ir import Kind
 
 
@@ -25,6 +26,15 @@ class Options:
 
     schedule: str | None = None
     deterministic: bool = False
+
+    @classmethod
+    def checked(cls, schedule: Any, deterministic: Any) -> Options:
+        """Options from what a user passed. Raises UsageError on values of the wrong type."""
+        if schedule is not None and not isinstance(schedule, str):
+            raise UsageError(f"schedule must be the name of a schedule (a str) or None, not {schedule!r}")
+        if not isinstance(deterministic, bool):
+            raise UsageError(f"deterministic must be True or False, not {deterministic!r}")
+        return cls(schedule, deterministic)
 
     def for_kind(self, asked: Kind, other: Kind) -> Options:
         """The options of a collective of kind `other` that stands in for one of kind `asked`.
@@ -51,8 +61,11 @@ def run(calls: Sequence[tuple[Callable[[Any], Any], Any]], reroute: frozenset[An
       for each call, the flat list of its results.
     """
     traces: list[Generator[Request, Any, list[Any]]] = []
+    programs: dict[Any, Any] = {}
     for fun, operand in calls:
-        traced = jax.make_jaxpr(fun)(operand)
+        key = (fun, jax.typeof(operand))
+        if (traced := programs.get(key)) is None:
+            traced = programs[key] = jax.make_jaxpr(fun)(operand)
         traces.append(compat.evaluate(traced.jaxpr, traced.consts, [operand], reroute))
     results: list[list[Any]] = [[] for _ in traces]
     waiting: dict[int, Request] = {}
