@@ -6,164 +6,203 @@ sum_a c_a w_a / sum_(s,d) dist_w(s, d) can be routed, because every unit pays at
 
 from __future__ import annotations
 
+import heapq
 import time
 from collections.abc import Callable
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from collections.abc import Iterator
 
 import numpy as np
 
-from jaxcoll.synth.alltoall_net import FloatArray, IntArray, Net, Symmetry, no_symmetry, symmetry
+from jaxcoll.synth.alltoall_cuts import cut_prices
+from jaxcoll.synth.alltoall_net import FloatArray, IntArray, Net, Symmetry
 from jaxcoll.synth.master import MasterSolution, RestrictedMaster
-from jaxcoll.synth.pricing import Forest, Pricer
-
+from jaxcoll.synth.pricing import Pricer, Trees
 
 SMOOTHING = 0.5
 """Share of the best bound's prices in the prices that are tried next."""
-SEED_STEEPNESS = 4.0
+SEED_STEEPNESS = 2.0
+SEED_BLOCK = 16
+BLOCK = 64
+"""Sources priced together: their matrices stay in the cache."""
+DUALS_KEPT = 64
 
 
 @dataclass(frozen=True)
-class Clock:
-    """When a solve must end (seconds of time.monotonic, inf: never), and whether somebody asked it to."""
+class Limits:
+    """When to stop: `deadline` in seconds of time.monotonic, `cancelled` asks the caller."""
 
     deadline: float = float("inf")
-    cancel: Callable[[], bool] = lambda: False
+    cancelled: Callable[[], bool] = lambda: False
 
     def left(self) -> float:
+        """Seconds left."""
         return self.deadline - time.monotonic()
 
     def stop(self) -> bool:
-        return self.left() <= 0 or self.cancel()
+        """True when the solve should end with what it has."""
+        return self.left() <= 0 or self.cancelled()
 
 
-@dataclass
-class Columns:
-    """What a warm start keeps: trees as their arc loads. `source` int64 [k] (ranks), `load` float64 [arcs, k]; `weight`: the last prices [arcs]."""
-
-    source: IntArray
-    load: FloatArray
-    weight: FloatArray
-
-
-@dataclass
+@dataclass(frozen=True)
 class Fractional:
-    """The LP's outcome. `rate` is reached by the master (over classes), `bound` certified on the whole network by `weight` (float64 [arcs])."""
+    """The LP's outcome.
+
+    `rate`: reached by the master over the classes (0 if it never ran); `bound`: certified on the whole network; `weight`: float64 [arcs], prices that
+    prove it; `duals`: more such vectors, each scaled so that the distances of all pairs add up to 1; `trees`: the columns in use.
+    """
 
     rate: float
     bound: float
     weight: FloatArray
+    duals: list[FloatArray]
+    trees: Trees
     rounds: int
     columns: int
-    classes: tuple[int, int]
     converged: bool
-    seconds: dict[str, float] = field(default_factory=dict)
-    duals: list[FloatArray] = field(default_factory=list)
-    """Weight vectors of the best bounds, each scaled so that the distances of all pairs add up to 1."""
-    keep: Columns | None = None
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
 
 
 def certified_bound(net: Net, pricer: Pricer, weight: FloatArray) -> tuple[float, FloatArray]:
     """(upper bound on z, distance sums of all sources float64 [ranks]) for arc weights, on the whole network without any symmetry."""
-    total = np.concatenate([pricer.trees(weight, block).total() for block in source_blocks(net)])
-    return float(net.cap @ weight / total.sum()), total
+    total = np.concatenate([pricer.trees(weight, block).total() for block in blocks(np.arange(net.ranks))])
+    return float((net.cap * weight).sum() / total.sum()), total
 
 
-def source_blocks(net: Net, size: int = 64) -> list[IntArray]:
-    """The ranks in blocks that keep the pricing's matrices in the cache."""
-    ranks = np.arange(net.ranks)
-    return [ranks[i : i + size] for i in range(0, net.ranks, size)]
+def blocks(sources: IntArray, size: int = BLOCK) -> list[IntArray]:
+    """`sources` in pieces of at most `size`."""
+    return [sources[i : i + size] for i in range(0, len(sources), size)]
+
+
+def average(trees: Trees, arcs: int) -> Trees:
+    """One column a source: the mean of its trees (a convex combination of trees is as good a column as a tree)."""
+    source, which, count = np.unique(trees.source, return_inverse=True, return_counts=True)
+    column = which[trees.tree]
+    return Trees.from_keys(source, arcs, column * arcs + trees.arc, trees.units / count[column])
 
 
 class ColumnGeneration:
     """One solve. The master and its basis live as long as this object."""
 
-    def __init__(self, net: Net, pricer: Pricer, sym: Symmetry, clock: Clock, threads: int | None):
-        self.net, self.pricer, self.sym, self.clock = net, pricer, sym, clock
+    def __init__(self, net: Net, pricer: Pricer, sym: Symmetry, limits: Limits, threads: int | None = None):
+        self.net, self.pricer, self.sym, self.limits = net, pricer, sym, limits
         self.cap_class = np.zeros(len(sym.arc_count))
         self.cap_class[sym.arc_class] = net.cap
         self.cap_class *= sym.arc_count
         self.count = sym.rank_count.astype(float)
         self.master = RestrictedMaster(len(sym.reps), len(sym.arc_count), threads)
         self.seconds = {"pricing": 0.0, "master": 0.0}
-        self.sources: list[IntArray] = []
-        self.loads: list[FloatArray] = []
-        self.duals: list[tuple[float, FloatArray]] = []
+        self.trees: list[Trees] = []
+        self.duals: list[tuple[float, int, FloatArray]] = []
+        self._priced = 0
+
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        began = time.monotonic()
+        yield
+        self.seconds[name] += time.monotonic() - began
 
     def spread(self, price: FloatArray) -> FloatArray:
         """Arc weights from the duals of the scaled capacity rows."""
         return (price / self.cap_class)[self.sym.arc_class]
 
-    def price(self, weight: FloatArray) -> tuple[float, FloatArray, FloatArray]:
-        """Price one tree per source class: (bound, distance sums [classes], loads [arcs, classes])."""
-        began = time.monotonic()
-        blocks = [self.sym.reps[i : i + 64] for i in range(0, len(self.sym.reps), 64)]
-        forests: list[Forest] = [self.pricer.trees(weight, block) for block in blocks]
-        total = np.concatenate([f.total() for f in forests])
-        load = np.concatenate([f.arc_loads() for f in forests], axis=1)
-        scale = float(self.count @ total)
-        bound = float(self.net.cap @ weight) / scale
-        self.duals.append((bound, weight / scale))
-        self.seconds["pricing"] += time.monotonic() - began
-        return bound, total, load
+    def best(self) -> tuple[float, FloatArray]:
+        """The lowest bound so far and the weights that gave it."""
+        bound, _, weight = max(self.duals)
+        return -bound, weight
 
-    def class_load(self, classes: IntArray, load: FloatArray) -> FloatArray:
-        """Utilisation of every arc class by one unit of every member's image of the trees."""
-        out = np.zeros((len(self.cap_class), load.shape[1]))
-        np.add.at(out, self.sym.arc_class, load)
-        return out * self.count[classes] / self.cap_class[:, None]
+    def price(self, weight: FloatArray) -> Trees:
+        """The cheapest tree of every source class; keeps the bound that the weights prove."""
+        with self._timed("pricing"):
+            forests = [self.pricer.trees(weight, block) for block in blocks(self.sym.reps)]
+            scale = float((self.count * np.concatenate([f.total() for f in forests])).sum())
+            if scale > 0:  # prices on arcs that every tree avoids prove nothing
+                self._keep_dual(float((self.net.cap * weight).sum()) / scale, weight / scale)
+            return Trees.join([f.loads() for f in forests])
 
-    def add(self, classes: IntArray, load: FloatArray) -> None:
-        self.master.add(classes, self.class_load(classes, load))
-        self.sources.append(self.sym.reps[classes])
-        self.loads.append(load)
+    def _keep_dual(self, bound: float, weight: FloatArray) -> None:
+        self._priced += 1
+        heapq.heappush(self.duals, (-bound, self._priced, weight))
+        if len(self.duals) > DUALS_KEPT:
+            heapq.heappop(self.duals)
 
-    def solve_master(self) -> MasterSolution | None:
-        began = time.monotonic()
-        left = self.clock.left()
-        found = self.master.solve(None if left == float("inf") else left)
-        self.seconds["master"] += time.monotonic() - began
-        return found
+    def shares(self, trees: Trees) -> Trees:
+        """The trees over arc classes: what share of a class's capacity one unit of every member's image of the tree takes."""
+        if self.sym.trivial:
+            return Trees(trees.source, trees.start, trees.arc, trees.units / self.net.cap[trees.arc])
+        tree, arc = trees.tree, self.sym.arc_class[trees.arc]
+        count = self.count[self.sym.rank_class[trees.source]][tree]
+        key = tree * len(self.cap_class) + arc
+        return Trees.from_keys(trees.source, len(self.cap_class), key, trees.units * count / self.cap_class[arc])
 
-    def seed_columns(self, rounds: int) -> None:
-        """First columns by multiplicative weights: trees for prices that grow with the use of an arc by the trees before."""
+    def add(self, trees: Trees) -> None:
+        """Add trees of any sources as columns; a tree stands for those of its source's whole class."""
+        if len(trees):
+            self.master.add(self.sym.rank_class[trees.source], self.shares(trees))
+            self.trees.append(trees)
+
+    def seed(self, rounds: int, windows: int) -> None:
+        """First columns: prices of likely cuts, then multiplicative weights, where block after block of sources takes its cheapest trees at prices
+        that grow with past use. A source's trees of one window become one column, their average: few columns that already balance."""
+        for cut in cut_prices(self.net):
+            mean = np.bincount(self.sym.arc_class, cut) / self.sym.arc_count
+            self.add(self.price(mean[self.sym.arc_class]))
         used = np.zeros(len(self.cap_class))
-        price = np.ones(len(self.cap_class))
-        classes = np.arange(len(self.sym.reps))
-        for i in range(rounds):
-            _, _, load = self.price(self.spread(price))
-            self.add(classes, load)
-            used += self.class_load(classes, load).sum(axis=1)
-            if self.clock.stop():
-                return
-            price = np.exp(SEED_STEEPNESS * (i + 1) ** 0.5 * (used / used.max() - 1))
+        for window in np.array_split(np.arange(rounds), windows):
+            kept: list[Trees] = []
+            for i in window:
+                for block in blocks(self.sym.reps, SEED_BLOCK):
+                    if self.limits.stop():
+                        return
+                    price = np.exp(SEED_STEEPNESS * (i + 1) ** 0.5 * (used / max(used.max(), 1e-300) - 1))
+                    with self._timed("pricing"):
+                        kept.append(self.pricer.trees(self.spread(price), block).loads())
+                    share = self.shares(kept[-1])
+                    used += np.bincount(share.arc, share.units, len(used))
+            self.add(average(Trees.join(kept), self.net.arcs))
 
-    def run(self, tolerance: float, progress: Callable[[int, float, float], None] | None) -> tuple[MasterSolution | None, int, bool]:
-        """Alternate master and pricing until bound and rate agree to `tolerance` (relative): (last master, rounds, converged)."""
-        solution, smooth, rounds = None, SMOOTHING, 0
-        while True:
-            found = self.solve_master()
+    def run(self, tolerance: float, progress: Callable[[float, float], None] | None = None) -> Fractional:
+        """Alternate master and pricing until bound and rate agree to `tolerance` (relative), the prices find no tree, or the limits say stop."""
+        self.price(self.spread(np.ones(len(self.cap_class))))
+        solution: MasterSolution | None = None
+        rounds, converged = 0, False
+        while not converged:
+            with self._timed("master"):
+                found = self.master.solve(None if self.limits.left() == float("inf") else self.limits.left())
             if found is None:
-                return solution, rounds, False
+                break
             solution, rounds = found, rounds + 1
-            bound, centre = min(self.duals, key=lambda d: d[0])
             if progress:
-                progress(rounds, solution.rate, bound)
-            if bound - solution.rate <= tolerance * bound:
-                return solution, rounds, True
-            if self.clock.stop():
-                return solution, rounds, False
-            weight = self.spread(solution.price)
-            if not self.improve(solution, smooth * centre / (self.net.cap @ centre) + (1 - smooth) * weight / (self.net.cap @ weight)):
-                # The smoothed prices found nothing that the master's own prices call improving: price those.
-                if not self.improve(solution, weight):
-                    return solution, rounds, True
+                progress(solution.rate, self.best()[0])
+            converged = self.best()[0] - solution.rate <= tolerance * self.best()[0]
+            if converged or self.limits.stop():
+                break
+            converged = not self._improve(solution)
+        return self._outcome(solution, rounds, converged)
 
-    def improve(self, solution: MasterSolution, weight: FloatArray) -> bool:
-        """Price at `weight`; add the trees that pay off at the master's prices. False if there is none."""
-        _, _, load = self.price(weight)
-        classes = np.arange(len(self.sym.reps))
-        cost = solution.price @ self.class_load(classes, load)
-        take = np.flatnonzero(cost < solution.worth - 1e-9)
-        if len(take):
-            self.add(take, load[:, take])
-        return bool(len(take))
+    def _improve(self, solution: MasterSolution) -> bool:
+        """Add trees that pay off at the master's prices; False if there is none."""
+        own = self.spread(solution.price)
+        own /= (self.net.cap * own).sum()
+        centre = self.best()[1]
+        centre = centre / (self.net.cap * centre).sum()
+        worth = (solution.worth / self.count / solution.price.sum()) * (1 - 1e-9)
+        # Prices between the master's and those of the best bound move less wildly; if they find nothing, the master's decide.
+        for weight in (SMOOTHING * centre + (1 - SMOOTHING) * own, own):
+            trees = self.price(weight)
+            pays = np.flatnonzero(trees.cost(own) < worth)
+            if len(pays):
+                self.add(trees.take(pays))
+                return True
+        return False
+
+    def _outcome(self, solution: MasterSolution | None, rounds: int, converged: bool) -> Fractional:
+        bound, weight = self.best()
+        trees = Trees.join(self.trees)
+        keep = np.arange(len(trees)) if solution is None else np.flatnonzero(solution.value > 0)
+        duals = [w for _, _, w in sorted(self.duals, reverse=True)]
+        rate = solution.rate if solution else 0.0
+        return Fractional(
+            rate, bound, weight, duals, trees.take(keep), rounds, self.master.columns, converged, self.seconds
+        )

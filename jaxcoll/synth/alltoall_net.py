@@ -9,12 +9,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxcoll.errors import SynthesisError
+if TYPE_CHECKING:
+    from jaxcoll.topology import Topology
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
@@ -46,10 +47,11 @@ class Net:
         return {(int(u), int(v)): a for a, (u, v) in enumerate(zip(self.tail, self.head, strict=True))}
 
     def name(self, node: int) -> str:
+        """What to call a node in a message."""
         return self.names[node] if self.names else str(node)
 
     @staticmethod
-    def from_arcs(ranks: int, nodes: int, arcs: Iterable[tuple[int, int, Any]], names: Iterable[str] = ()) -> Net:
+    def from_arcs(ranks: int, nodes: int, arcs: Iterable[tuple[int, int, Fraction | int]], names: Iterable[str] = ()) -> Net:
         """Build from (tail, head, capacity) triples; equal (tail, head) pairs add up."""
         total: dict[tuple[int, int], Fraction] = {}
         for u, v, c in arcs:
@@ -59,32 +61,10 @@ class Net:
         return Net(ranks, nodes, ends[:, 0].copy(), ends[:, 1].copy(), tuple(total[k] for k in keys), tuple(names))
 
     @staticmethod
-    def from_topology(topology: Any) -> Net:
-        """Number the topology's nodes, ranks first in rank order."""
-        if isinstance(topology, Net):
-            return topology
-        order = [*topology.ranks, *topology.switches]
-        index = {node: i for i, node in enumerate(order)}
-        arcs = ((index[u], index[v], c) for (u, v), c in topology.links.items())
-        return Net.from_arcs(len(topology.ranks), len(order), arcs, (str(node) for node in order))
-
-    def check_reachable(self) -> None:
-        """Raise SynthesisError naming two ranks when one cannot reach the other."""
-        for tail, head, forward in ((self.tail, self.head, True), (self.head, self.tail, False)):
-            seen = np.zeros(self.nodes, dtype=bool)
-            seen[0] = True
-            while True:
-                new = head[seen[tail]]
-                if seen[new].all():
-                    break
-                seen[new] = True
-            lost = np.flatnonzero(~seen[: self.ranks])
-            if len(lost):
-                pair = (0, int(lost[0])) if forward else (int(lost[0]), 0)
-                raise SynthesisError(
-                    f"no path from rank {self.name(pair[0])} to rank {self.name(pair[1])}: an all_to_all needs a path "
-                    "between every two ranks; add a link or leave the rank out of the topology"
-                )
+    def from_topology(topology: Topology) -> Net:
+        """The topology's own numbering, links sorted by (tail, head)."""
+        arcs = ((u, v, c) for (u, v), c in topology.capacity.items())
+        return Net.from_arcs(topology.nranks, len(topology.nodes), arcs, topology.nodes)
 
 
 @dataclass(frozen=True)

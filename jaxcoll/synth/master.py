@@ -16,6 +16,7 @@ import numpy as np
 
 from jaxcoll.errors import SynthesisError
 from jaxcoll.synth.alltoall_net import FloatArray, IntArray
+from jaxcoll.synth.pricing import Trees
 
 
 @dataclass(frozen=True)
@@ -55,18 +56,15 @@ class RestrictedMaster:
     def columns(self) -> int:
         return self._columns
 
-    def add(self, source: IntArray, load: FloatArray) -> None:
-        """Add trees: `source` int64 [k], the class of each; `load` float64 [arc classes, k], share of every class's capacity taken per unit."""
-        k = len(source)
-        rows, cols = np.nonzero(load.T)[::-1]
-        count = np.bincount(cols, minlength=k) + 1
-        start = np.concatenate([[0], np.cumsum(count)[:-1]])
-        index = np.empty(int(count.sum()), np.int32)
-        value = np.empty(len(index))
-        index[start], value[start] = source, 1.0
-        rest = np.ones(len(index), dtype=bool)
-        rest[start] = False
-        index[rest], value[rest] = rows + self._sources, load[rows, cols]
+    def add(self, source: IntArray, trees: Trees) -> None:
+        """Add columns: `source` int64 [k], the class of each; in `trees` arcs are arc classes and units shares of a class's capacity."""
+        k = len(trees)
+        start = trees.start[:-1] + np.arange(k)
+        index = np.empty(len(trees.arc) + k, np.int32)
+        value = np.ones(len(index))
+        index[start] = source
+        rest = np.arange(len(trees.arc)) + trees.tree + 1
+        index[rest], value[rest] = trees.arc + self._sources, trees.units
         zero, inf = np.zeros(k), np.full(k, np.inf)
         self._h.addCols(k, zero, zero, inf, len(index), start.astype(np.int32), index, value)
         self._columns += k

@@ -55,6 +55,8 @@ class Packer:
         for root, count, _ in orders:
             self._pending[root] += count
         self._index()
+        if min(self._slack, default=0) < 0:
+            raise SynthesisError(stuck_message(orders[0][0], self.max_depth))
         grown: list[list[Grown]] = []
         while len(grown) < len(orders):
             trees = self._grow(*orders[len(grown)])
@@ -106,6 +108,8 @@ class Packer:
             root, count, _ = orders[len(grown)]
             self._pending[root] += count
         self._index()
+        if min(self._slack) < 0:
+            raise SynthesisError(stuck_message(orders[0][0], self.max_depth))
 
     def _last_good(self, mask: int, grown: list[list[Grown]]) -> int:
         """How many of the grown orders can stay for this cut not to be overdrawn."""

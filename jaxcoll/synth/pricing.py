@@ -6,6 +6,7 @@ switches until nothing improves, then relax the arcs into ranks once. All source
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,6 +35,55 @@ class _Heads:
 
 
 @dataclass(frozen=True)
+class Trees:
+    """Sparse arc loads of k trees: tree i is rooted at rank `source[i]` and puts `units[j]` on arc `arc[j]`, start[i] <= j < start[i + 1]."""
+
+    source: IntArray
+    start: IntArray
+    arc: IntArray
+    units: FloatArray
+
+    @staticmethod
+    def from_keys(source: IntArray, arcs: int, key: IntArray, units: FloatArray) -> Trees:
+        """From entries with key = tree * arcs + arc; equal keys add up."""
+        key, inverse = np.unique(key, return_inverse=True)
+        tree = key // max(arcs, 1)
+        start = np.searchsorted(tree, np.arange(len(source) + 1))
+        return Trees(source, start, key - tree * arcs, np.bincount(inverse, units, len(key)))
+
+    @staticmethod
+    def join(parts: Sequence[Trees]) -> Trees:
+        """All trees of `parts`, in order."""
+        shift = np.cumsum([0, *(len(p.arc) for p in parts)])
+        starts = [p.start[:-1] + s for p, s in zip(parts, shift, strict=False)]
+        return Trees(
+            np.concatenate([p.source for p in parts]),
+            np.concatenate([*starts, shift[-1:]]),
+            np.concatenate([p.arc for p in parts]),
+            np.concatenate([p.units for p in parts]),
+        )
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    @property
+    def tree(self) -> IntArray:
+        """The tree of every entry, int64 [entries]."""
+        return np.repeat(np.arange(len(self)), np.diff(self.start))
+
+    def take(self, keep: IntArray) -> Trees:
+        """The trees with the numbers `keep`."""
+        size = np.diff(self.start)[keep]
+        start = np.concatenate([[0], np.cumsum(size)])
+        entry = np.arange(start[-1]) - np.repeat(start[:-1], size) + np.repeat(self.start[keep], size)
+        return Trees(self.source[keep], start, self.arc[entry], self.units[entry])
+
+    def cost(self, weight: FloatArray) -> FloatArray:
+        """Sum of units times weight of every tree, float64 [k]."""
+        return np.bincount(self.tree, self.units * weight[self.arc], len(self))
+
+
+@dataclass(frozen=True)
 class Forest:
     """Shortest-path trees of `sources` (int64 [S]). `dist`: float64 [nodes, S], inf where unreachable within the steps."""
 
@@ -47,22 +97,24 @@ class Forest:
         """Sum of the distances to all ranks, float64 [S]."""
         return self.dist[: self.net.ranks].sum(axis=0)
 
-    def arc_loads(self, demand: FloatArray | None = None) -> FloatArray:
-        """Units on every arc, float64 [arcs, S], when `demand` [ranks, S] units (default: one) go from the source to every other rank."""
+    def loads(self) -> Trees:
+        """The trees as arc loads: one unit goes from every source to every other rank."""
         net, count = self.net, len(self.sources)
-        load = np.zeros((net.arcs, count))
         units = np.zeros((net.nodes, count))
-        units[: net.ranks] = 1.0 if demand is None else demand
+        units[: net.ranks] = 1.0
         units[self.sources, np.arange(count)] = 0.0
+        keys: list[IntArray] = []
+        amounts: list[FloatArray] = []
         for row, pred in reversed(self.layers):
             heads = np.flatnonzero(row >= 0)
             rows, cols = np.nonzero((pred[row[heads]] >= 0) & (units[heads] > 0))
             nodes = heads[rows]
-            arcs, moved = pred[row[nodes], cols], units[nodes, cols]
+            arcs, moved = pred[row[nodes], cols].astype(np.int64), units[nodes, cols]
             units[nodes, cols] = 0.0
-            load += np.bincount(arcs * count + cols, moved, net.arcs * count).reshape(net.arcs, count)
             units += np.bincount(net.tail[arcs] * count + cols, moved, net.nodes * count).reshape(net.nodes, count)
-        return load
+            keys.append(cols * net.arcs + arcs)
+            amounts.append(moved)
+        return Trees.from_keys(self.sources, net.arcs, np.concatenate(keys), np.concatenate(amounts))
 
     def paths(self, column: IntArray, dest: IntArray) -> Int32Array:
         """Arcs of the paths sources[column[i]] -> dest[i], int32 [len(dest), longest], from the source on, padded with -1."""

@@ -74,7 +74,11 @@ class Packer {
 
   int32_t Run(const std::vector<Order>& orders, jc_pack_tick tick) {
     for (const Order& order : orders) pending_[order.root] += order.count;
-    Index();
+    inside_.assign(ranks_, Words());
+    Index(cuts_.size());
+    for (Amount slack : slack_) {
+      if (slack < 0) return JC_PACK_STUCK;
+    }
     int32_t steps = 0;
     while (grown_.size() < orders.size()) {
       if (tick != nullptr && ++steps % kTickEvery == 0 &&
@@ -85,10 +89,8 @@ class Packer {
       std::vector<Tree> trees;
       if (Grow(order, &trees)) {
         grown_.push_back(std::move(trees));
-      } else if (fresh_.empty()) {
+      } else if (fresh_.empty() || !RollBack(orders)) {
         return JC_PACK_STUCK;
-      } else {
-        RollBack(orders);
       }
     }
     return JC_PACK_DONE;
@@ -117,11 +119,12 @@ class Packer {
     return slack;
   }
 
-  void Index() {
+  // Makes the last `count` cuts part of the index: their slack, and their bit at every rank they hold.
+  void Index(size_t count) {
     const size_t width = (cuts_.size() + 63) / 64;
-    inside_.assign(ranks_, Words(width, 0));
+    for (Words& row : inside_) row.resize(width, 0);
     slack_.resize(cuts_.size());
-    for (size_t c = 0; c < cuts_.size(); ++c) {
+    for (size_t c = cuts_.size() - count; c < cuts_.size(); ++c) {
       for (int32_t v = 0; v < ranks_; ++v) {
         if (Has(cuts_[c], v)) Put(&inside_[v], static_cast<int32_t>(c));
       }
@@ -129,8 +132,26 @@ class Packer {
     }
   }
 
+  // The trees are pending again: every cut gets back what they took from it, and owes them again if the root is outside.
+  void Refund(const Tree& tree) {
+    for (const Edge& edge : tree.edges) {
+      capacity_[edge.arc] += tree.count;
+      const Words &in = inside_[edge.head], &out = inside_[edge.tail];
+      for (size_t w = 0; w < in.size(); ++w) {
+        for (uint64_t crossed = in[w] & ~out[w]; crossed != 0; crossed &= crossed - 1) {
+          slack_[w * 64 + __builtin_ctzll(crossed)] += tree.count;
+        }
+      }
+    }
+    const Words& home = inside_[tree.root];
+    for (size_t c = 0; c < slack_.size(); ++c) {
+      if (!Has(home, static_cast<int32_t>(c))) slack_[c] -= tree.count;
+    }
+  }
+
   bool Grow(const Order& order, std::vector<Tree>* trees) {
     pending_[order.root] -= order.count;
+    const std::vector<Amount> slack = slack_;
     std::vector<Batch> open, done;
     open.push_back({order.count, inside_[order.root], {}, std::vector<int32_t>(ranks_, -1), 1});
     open.back().depth[order.root] = 0;
@@ -145,6 +166,7 @@ class Packer {
           Diagnose(open);
           Undo(open);
           Undo(done);
+          slack_ = slack;
           pending_[order.root] += order.count;
           return false;
         }
@@ -157,7 +179,7 @@ class Packer {
     return true;
   }
 
-  // Gives the capacity back; slacks are rebuilt by Index once the roll-back is complete.
+  // Gives the capacity back.
   void Undo(const std::vector<Batch>& batches) {
     for (const Batch& batch : batches) {
       for (const Edge& edge : batch.edges) capacity_[edge.arc] += batch.count;
@@ -306,19 +328,19 @@ class Packer {
     return order;
   }
 
-  void RollBack(const std::vector<Order>& orders) {
+  // Undoes trees until none of the fresh cuts is overdrawn. False when one is even then: the orders don't fit.
+  bool RollBack(const std::vector<Order>& orders) {
     ++rollbacks_;
     size_t keep = grown_.size();
     for (const Words& cut : fresh_) keep = std::min(keep, LastGood(cut));
     while (grown_.size() > keep) {
       ++regrown_;
-      for (const Tree& tree : grown_.back()) {
-        for (const Edge& edge : tree.edges) capacity_[edge.arc] += tree.count;
-      }
+      for (const Tree& tree : grown_.back()) Refund(tree);
       grown_.pop_back();
       pending_[orders[grown_.size()].root] += orders[grown_.size()].count;
     }
-    Index();
+    Index(fresh_.size());
+    return *std::min_element(slack_.end() - fresh_.size(), slack_.end()) >= 0;
   }
 
   // How many of the grown orders can stay for this cut not to be overdrawn.
