@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from collections.abc import Iterator
 
 import numpy as np
 
@@ -20,8 +19,9 @@ from jaxcoll.synth.alltoall_net import FloatArray, IntArray, Net, Symmetry
 from jaxcoll.synth.master import MasterSolution, RestrictedMaster
 from jaxcoll.synth.pricing import Pricer, Trees
 
-SMOOTHING = 0.5
-"""Share of the best bound's prices in the prices that are tried next."""
+SMOOTHING = 0.3
+"""Share of the seeding's prices in those tried every second round: they are positive on every arc, so trees that the master's sparse prices call equal
+spread over the arcs by use instead of meeting on one."""
 SEED_STEEPNESS = 2.0
 SEED_BLOCK = 16
 BLOCK = 64
@@ -75,13 +75,6 @@ def blocks(sources: IntArray, size: int = BLOCK) -> list[IntArray]:
     return [sources[i : i + size] for i in range(0, len(sources), size)]
 
 
-def average(trees: Trees, arcs: int) -> Trees:
-    """One column a source: the mean of its trees (a convex combination of trees is as good a column as a tree)."""
-    source, which, count = np.unique(trees.source, return_inverse=True, return_counts=True)
-    column = which[trees.tree]
-    return Trees.from_keys(source, arcs, column * arcs + trees.arc, trees.units / count[column])
-
-
 class ColumnGeneration:
     """One solve. The master and its basis live as long as this object."""
 
@@ -95,6 +88,7 @@ class ColumnGeneration:
         self.seconds = {"pricing": 0.0, "master": 0.0}
         self.trees: list[Trees] = []
         self.duals: list[tuple[float, int, FloatArray]] = []
+        self.centre = np.ones(len(self.cap_class))
         self._priced = 0
 
     @contextmanager
@@ -142,25 +136,32 @@ class ColumnGeneration:
             self.master.add(self.sym.rank_class[trees.source], self.shares(trees))
             self.trees.append(trees)
 
-    def seed(self, rounds: int, windows: int) -> None:
-        """First columns: prices of likely cuts, then multiplicative weights, where block after block of sources takes its cheapest trees at prices
-        that grow with past use. A source's trees of one window become one column, their average: few columns that already balance."""
+    def seed(self, rounds: int) -> None:
+        """First columns and bounds: prices of likely cuts, then multiplicative weights, where block after block of sources takes its cheapest trees
+        at prices that grow with past use."""
         for cut in cut_prices(self.net):
             mean = np.bincount(self.sym.arc_class, cut) / self.sym.arc_count
             self.add(self.price(mean[self.sym.arc_class]))
         used = np.zeros(len(self.cap_class))
-        for window in np.array_split(np.arange(rounds), windows):
-            kept: list[Trees] = []
-            for i in window:
-                for block in blocks(self.sym.reps, SEED_BLOCK):
-                    if self.limits.stop():
-                        return
-                    price = np.exp(SEED_STEEPNESS * (i + 1) ** 0.5 * (used / max(used.max(), 1e-300) - 1))
-                    with self._timed("pricing"):
-                        kept.append(self.pricer.trees(self.spread(price), block).loads())
-                    share = self.shares(kept[-1])
-                    used += np.bincount(share.arc, share.units, len(used))
-            self.add(average(Trees.join(kept), self.net.arcs))
+        for i in range(rounds):
+            for block in blocks(self.sym.reps, SEED_BLOCK):
+                self.centre = np.exp(SEED_STEEPNESS * (i + 1) ** 0.5 * (used / max(used.max(), 1e-300) - 1))
+                with self._timed("pricing"):
+                    trees = self.pricer.trees(self.spread(self.centre), block).loads()
+                share = self.shares(trees)
+                used += np.bincount(share.arc, share.units, len(used))
+                self.add(trees)
+                if self.limits.stop():
+                    return
+
+    def restart(self, trees: Trees, weight: FloatArray) -> None:
+        """Begin from an earlier solve's trees and prices (float64 [arcs]) instead of a seeding."""
+        self.add(trees)
+        mean = np.bincount(self.sym.arc_class, weight * self.net.cap)
+        self.centre = mean / mean.sum() + 1 / len(mean)
+        for cut in (self.spread(self.centre), *cut_prices(self.net)):
+            total = np.bincount(self.sym.arc_class, cut) / self.sym.arc_count
+            self.add(self.price(total[self.sym.arc_class]))
 
     def run(self, tolerance: float, progress: Callable[[float, float], None] | None = None) -> Fractional:
         """Alternate master and pricing until bound and rate agree to `tolerance` (relative), the prices find no tree, or the limits say stop."""
@@ -178,18 +179,15 @@ class ColumnGeneration:
             converged = self.best()[0] - solution.rate <= tolerance * self.best()[0]
             if converged or self.limits.stop():
                 break
-            converged = not self._improve(solution)
+            converged = not self._improve(solution, smooth=rounds % 2 == 1)
         return self._outcome(solution, rounds, converged)
 
-    def _improve(self, solution: MasterSolution) -> bool:
+    def _improve(self, solution: MasterSolution, smooth: bool) -> bool:
         """Add trees that pay off at the master's prices; False if there is none."""
-        own = self.spread(solution.price)
-        own /= (self.net.cap * own).sum()
-        centre = self.best()[1]
-        centre = centre / (self.net.cap * centre).sum()
-        worth = (solution.worth / self.count / solution.price.sum()) * (1 - 1e-9)
-        # Prices between the master's and those of the best bound move less wildly; if they find nothing, the master's decide.
-        for weight in (SMOOTHING * centre + (1 - SMOOTHING) * own, own):
+        own = self.spread(solution.price / solution.price.sum())
+        worth = solution.worth / self.count / solution.price.sum() * (1 - 1e-9)
+        mixed = (1 - SMOOTHING) * own + SMOOTHING * self.spread(self.centre / self.centre.sum())
+        for weight in (mixed, own) if smooth else (own,):
             trees = self.price(weight)
             pays = np.flatnonzero(trees.cost(own) < worth)
             if len(pays):

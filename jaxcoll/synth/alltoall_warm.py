@@ -5,26 +5,29 @@ from __future__ import annotations
 import base64
 import io
 import json
+import zipfile
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 
 from jaxcoll.errors import UsageError
-from jaxcoll.synth.alltoall_cg import Columns
 from jaxcoll.synth.alltoall_net import FloatArray, IntArray, Net
 from jaxcoll.synth.alltoall_round import Router, Routing, arc_loads
 from jaxcoll.synth.alltoall_schedule import hops
+from jaxcoll.synth.pricing import Trees
 
 FORMAT, VERSION = "jaxcoll-all-to-all-warm", 1
 
 
 @dataclass(frozen=True)
 class AllToAllWarm:
-    """The solved network, the trees of the last master basis, and the routing of the schedule."""
+    """The solved network, the trees in use at the LP's end, its arc prices (float64 [arcs]), and the routing of the schedule."""
 
     net: Net
-    columns: Columns
+    trees: Trees
+    weight: FloatArray
     routing: Routing
 
     def links(self) -> list[tuple[int, int, int, float]]:
@@ -51,15 +54,15 @@ class AllToAllWarm:
         index = net.arc_index
         return np.array([*(index.get(key, -1) for key in self.net.arc_index), -1])
 
-    def columns_in(self, net: Net, arcs: IntArray) -> Columns:
+    def columns_in(self, net: Net, arcs: IntArray) -> tuple[Trees, FloatArray]:
         """The trees that still exist, and prices for the arcs (new arcs: the mean price)."""
-        lost = arcs[:-1] < 0
-        keep = np.flatnonzero(self.columns.load[lost].sum(axis=0) == 0)
-        load = np.zeros((net.arcs, len(keep)))
-        load[arcs[:-1][~lost]] = self.columns.load[np.ix_(~lost, keep)]
-        weight = np.full(net.arcs, self.columns.weight.mean())
-        weight[arcs[:-1][~lost]] = self.columns.weight[~lost]
-        return Columns(self.columns.source[keep], load, weight)
+        gone = np.bincount(self.trees.tree, arcs[self.trees.arc] < 0, len(self.trees)) > 0
+        kept = self.trees.take(np.flatnonzero(~gone))
+        key = kept.tree * net.arcs + arcs[kept.arc]
+        weight = np.full(net.arcs, self.weight.mean())
+        there = arcs[:-1] >= 0
+        weight[arcs[:-1][there]] = self.weight[there]
+        return Trees.from_keys(kept.source, net.arcs, key, kept.units), weight
 
     def routing_in(self, net: Net, arcs: IntArray, router: Router, steps: int) -> Routing:
         """The old routing on `net`; paths over lost links, or longer than `steps`, are replaced."""
@@ -80,40 +83,40 @@ def _pack(**arrays: FloatArray | IntArray) -> str:
 
 def warm_to_json(warm: AllToAllWarm) -> str:
     """A JSON object; the arrays are inside as base64 of numpy's compressed form."""
-    net, columns, routing = warm.net, warm.columns, warm.routing
-    rows, cols = np.nonzero(columns.load)
+    net, trees, routing = warm.net, warm.trees, warm.routing
     data = _pack(
-        tail=net.tail, head=net.head, source=columns.source, weight=columns.weight,
-        load_row=rows, load_col=cols, load=columns.load[rows, cols], path=routing.path,
+        tail=net.tail, head=net.head, source=trees.source, start=trees.start, arc=trees.arc, units=trees.units,
+        weight=warm.weight, path=routing.path,
     )  # fmt: skip
     head = {"format": FORMAT, "version": VERSION, "ranks": net.ranks, "nodes": net.nodes, "names": net.names}
-    return json.dumps(
-        {**head, "capacity": [str(c) for c in net.capacity], "chunks": routing.chunks, "data": data}, indent=1
-    )
+    capacity = [str(c) for c in net.capacity]
+    return json.dumps({**head, "capacity": capacity, "chunks": routing.chunks, "data": data}, indent=1)
 
 
 def warm_from_json(text: str, source: str = "<string>") -> AllToAllWarm:
     """Reads what `warm_to_json` wrote. Raises UsageError that names the file and what is wrong with it."""
     try:
-        head = json.loads(text)
-        if head["format"] != FORMAT or head["version"] != VERSION:
-            raise ValueError(f"format {head['format']!r} version {head['version']!r}")
-        data = np.load(io.BytesIO(base64.b64decode(head["data"])), allow_pickle=False)
-        net = Net(
-            head["ranks"], head["nodes"], data["tail"], data["head"], tuple(map(Fraction, head["capacity"])), tuple(head["names"])
-        )
-        load = np.zeros((net.arcs, len(data["source"])))
-        load[data["load_row"], data["load_col"]] = data["load"]
-        source_, dest = _pairs(net.ranks, head["chunks"])
-        path = data["path"]
-        if path.shape[0] != len(source_) or path.max(initial=-1) >= net.arcs:
-            raise ValueError("paths that don't fit the network")
-        routing = Routing(head["chunks"], source_, dest, path, arc_loads(path, net.arcs))
-        return AllToAllWarm(net, Columns(data["source"], load, data["weight"]), routing)
-    except (ValueError, KeyError, TypeError, OSError, IndexError) as error:
+        return _read(json.loads(text))
+    except (ValueError, KeyError, TypeError, OSError, IndexError, zipfile.BadZipFile) as error:
         raise UsageError(
-            f"{source}: not a warm start of all_to_all, version {VERSION} ({error}); write one with --warm-out or warm_to_json"
+            f"{source}: not a warm start of all_to_all, version {VERSION} ({error}); write one with warm_to_json"
         ) from None
+
+
+def _read(head: dict[str, Any]) -> AllToAllWarm:
+    if head["format"] != FORMAT or head["version"] != VERSION:
+        raise ValueError(f"format {head['format']!r} version {head['version']!r}")
+    data = np.load(io.BytesIO(base64.b64decode(head["data"])), allow_pickle=False)
+    capacity = tuple(map(Fraction, head["capacity"]))
+    net = Net(head["ranks"], head["nodes"], data["tail"], data["head"], capacity, tuple(head["names"]))
+    trees = Trees(data["source"], data["start"], data["arc"], data["units"])
+    source, dest = _pairs(net.ranks, head["chunks"])
+    path = data["path"]
+    used = max(path.max(initial=-1), trees.arc.max(initial=-1))
+    if not len(net.tail) == len(net.head) == len(data["weight"]) == net.arcs or path.shape[0] != len(source) or used >= net.arcs:
+        raise ValueError("arrays that don't fit the network")
+    routing = Routing(head["chunks"], source, dest, path, arc_loads(path, net.arcs))
+    return AllToAllWarm(net, trees, data["weight"], routing)
 
 
 def _pairs(ranks: int, chunks: int) -> tuple[IntArray, IntArray]:

@@ -1,0 +1,267 @@
+"""All-to-all schedules of the highest throughput by column generation and rounding (MCCL 4.2, appendices D, F and G).
+
+The rate z is what every ordered pair of ranks gets at the same time, in the topology's unit: an all-to-all that moves b bits between every two ranks
+takes b / z when it is throughput-bound. `bound` is the LP optimum, certified by arc prices on the whole network.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from jaxcoll.errors import UsageError
+from jaxcoll.schedule import Schedule
+from jaxcoll.schedule.ir import Chunk, ChunkGraph, Collective, Kind
+from jaxcoll.synth.alltoall_cg import ColumnGeneration, Fractional, Limits, certified_bound
+from jaxcoll.synth.alltoall_net import IntArray, Net, Symmetry, no_symmetry, symmetry
+from jaxcoll.synth.alltoall_round import Router, Routing, rate_bound
+from jaxcoll.synth.alltoall_schedule import hops, to_schedule
+from jaxcoll.synth.alltoall_warm import AllToAllWarm
+from jaxcoll.synth.pricing import Pricer
+from jaxcoll.synth.result import Cancelled, Clock, Progress, Status, SynthResult
+from jaxcoll.topology import Topology
+
+TOLERANCE = 1e-6
+"""Relative distance of rate and bound at which the LP counts as solved."""
+LOOSE = 1e-3
+"""The same where no symmetry helps: below what cutting into ten chunks costs anyway."""
+SEEDS = (8, 40)
+"""Rounds of seeding with and without symmetry."""
+WORTH_MORE_CHUNKS = 2e-3
+"""Relative gain below which more chunks are not worth their messages."""
+
+
+class _Watch:
+    """Clock, time limit and cancellation in one; asking twice gives the same answer."""
+
+    def __init__(self, progress: Progress | None, cancel: Callable[[], bool] | None, time_limit: float | None):
+        self.clock = Clock(progress, None)
+        self._cancel = cancel
+        self.cancelled = False
+        self.limits = Limits(float("inf") if time_limit is None else time.monotonic() + time_limit, self._ask)
+
+    def _ask(self) -> bool:
+        self.cancelled = self.cancelled or (self._cancel is not None and self._cancel())
+        return self.cancelled
+
+    def tick(self, done: float | None) -> None:
+        """Pass progress on; a caller that says stop is remembered, so that the best result so far can be returned."""
+        try:
+            self.clock.tick(done)
+        except Cancelled:
+            self.cancelled = True
+
+
+@dataclass
+class _Problem:
+    net: Net
+    pricer: Pricer
+    steps: int
+    chunks: int
+    seed: int
+    watch: _Watch
+
+
+def all_to_all(
+    topology: Topology,
+    *,
+    steps: int | str | None = None,
+    chunks: int = 10,
+    warm: AllToAllWarm | None = None,
+    time_limit: float | None = None,
+    threads: int | None = None,
+    progress: Progress | None = None,
+    cancel: Callable[[], bool] | None = None,
+    seed: int = 0,
+    use_symmetry: bool = True,
+    build: bool = True,
+) -> SynthResult:
+    """Synthesise an all-to-all.
+
+    Args:
+        topology: the network; capacities in any unit.
+        steps: most rank-to-rank hops of any chunk; None: ranks - 1, which bounds nothing; "min": the fewest that keep the LP's rate (appendix D).
+        chunks: most chunks that one pair's block is cut into (1 or more).
+        warm: `SynthResult.warm` of an earlier solve on the same ranks and switches; links may differ in capacity, be new or be gone.
+        time_limit: seconds; then the best so far is returned with status TIME_LIMIT. A first routing is always made, in seconds at 512 ranks.
+        threads: most threads of the LP solver; one if None. The rest of the solve is single-threaded.
+        progress: called with (phase, done 0..1 or None); returning False cancels. cancel: asked now and then, True cancels.
+        seed: of the rounding's random choices; the same inputs give the same result when no limit strikes.
+        use_symmetry: solve the LP over classes of alike ranks and links. Exact: the bound is certified without it, and dropped if that fails.
+        build: make the Schedule; without it `schedule` is None.
+
+    Returns:
+        SynthResult; `throughput` is exact. `details`: lp_rate, chunks, chunk_bound (no routing of at most `chunks` chunks is faster), rank_classes, ...
+
+    Raises:
+        UsageError: bad arguments. Cancelled: the caller cancelled before there was any routing.
+    """
+    _check(topology, steps, chunks, time_limit)
+    watch = _Watch(progress, cancel, time_limit)
+    if topology.nranks == 1:
+        return _single(topology)
+    with watch.clock.phase("network"):
+        net = Net.from_topology(topology)
+        bound_steps = steps if isinstance(steps, int) else net.ranks - 1
+        sym = symmetry(net) if use_symmetry else no_symmetry(net)
+    problem = _Problem(net, Pricer(net, bound_steps), bound_steps, chunks, seed, watch)
+    arcs = None if warm is None else warm.arcs_in(net)
+    with watch.clock.phase("bound"):
+        lost = _unreachable(problem)
+        if lost:
+            return _infeasible(topology, lost, watch)
+        lp, sym = _solve_lp(problem, sym, warm, arcs, threads)
+        if steps == "min":
+            problem, lp = _fewest_steps(problem, lp, sym, threads)
+    with watch.clock.phase("rounding"):
+        routing, chunk_bound = _round(problem, lp, warm, arcs)
+    with watch.clock.phase("schedule"):
+        schedule = to_schedule(net, routing, f"all_to_all:{topology.name}") if build else None
+    return _result(topology, problem, sym, lp, routing, chunk_bound, schedule)
+
+
+def _check(topology: Topology, steps: int | str | None, chunks: int, time_limit: float | None) -> None:
+    if isinstance(steps, str) and steps != "min":
+        raise UsageError(f"steps is {steps!r}; give a number of hops, None for no bound, or 'min' for the fewest that keep the rate")
+    if isinstance(steps, int) and steps < 1:
+        raise UsageError(f"steps is {steps}; every chunk needs at least one hop")
+    if chunks < 1:
+        raise UsageError(f"chunks is {chunks}; a block is at least one chunk")
+    if time_limit is not None and time_limit <= 0:
+        raise UsageError(f"time_limit is {time_limit}; give seconds above 0, or None")
+    topology.validate()
+
+
+def _single(topology: Topology) -> SynthResult:
+    schedule = Schedule(f"all_to_all:{topology.name}", Collective(Kind.ALL_TO_ALL, 1), 0, (Chunk(0, 0),), ())
+    why = "one rank: nothing moves"
+    return SynthResult("all_to_all", 1, Fraction(0), Fraction(0), schedule, 0, 0, {}, Status.OPTIMAL, why)
+
+
+def _unreachable(problem: _Problem) -> str:
+    """Why some pair can't be joined within the steps, or nothing."""
+    net = problem.net
+    if problem.steps >= net.ranks - 1:
+        return ""
+    for source in range(net.ranks):
+        far = problem.pricer.trees(np.ones(net.arcs), np.array([source])).dist[: net.ranks, 0]
+        if np.isinf(far).any():
+            dest = int(np.flatnonzero(np.isinf(far))[0])
+            need = Pricer(net).trees(np.ones(net.arcs), np.array([source])).paths(np.array([0]), np.array([dest]))
+            return (
+                f"rank {net.name(dest)} is {int(hops(net, need)[0])} hops from rank {net.name(source)}, but steps is {problem.steps}; "
+                "allow more steps"
+            )
+    return ""
+
+
+def _infeasible(topology: Topology, why: str, watch: _Watch) -> SynthResult:
+    zero = Fraction(0)
+    return SynthResult("all_to_all", topology.nranks, zero, zero, None, 0, 0, watch.clock.seconds, Status.INFEASIBLE, why)
+
+
+def _solve_lp(
+    problem: _Problem, sym: Symmetry, warm: AllToAllWarm | None, arcs: IntArray | None, threads: int | None
+) -> tuple[Fractional, Symmetry]:
+    """The LP over the classes, its bound certified on the whole network; without classes if they turn out to be no symmetry."""
+    net, watch = problem.net, problem.watch
+    cg = ColumnGeneration(net, problem.pricer, sym, watch.limits, threads)
+    if warm is not None and arcs is not None:
+        trees, weight = warm.columns_in(net, arcs)
+        cg.restart(trees, weight)
+    else:
+        cg.seed(SEEDS[sym.trivial])
+    tolerance = LOOSE if sym.trivial else TOLERANCE
+    lp = cg.run(tolerance, lambda rate, bound: watch.tick(rate / bound))
+    bound, _ = certified_bound(net, problem.pricer, lp.weight)
+    if bound <= lp.bound * (1 + TOLERANCE):
+        return replace(lp, bound=bound), sym
+    # Colour refinement took different ranks for alike (it can, on regular networks): their trees don't cost the same.
+    return _solve_lp(problem, no_symmetry(net), warm, arcs, threads)
+
+
+def _fewest_steps(problem: _Problem, lp: Fractional, sym: Symmetry, threads: int | None) -> tuple[_Problem, Fractional]:
+    """Appendix D: bisect the number of steps, each LP starting from the columns that are short enough."""
+    low, high, kept = 1, problem.steps, (problem, lp)
+    # Trees never need more hops than the deepest one in use: start there.
+    while low <= high and not problem.watch.limits.stop():
+        steps = (low + high) // 2
+        trial = replace(problem, pricer=Pricer(problem.net, steps), steps=steps)
+        if _unreachable(trial):
+            low = steps + 1
+            continue
+        found, _ = _solve_lp(trial, sym, None, None, threads)
+        if found.rate >= lp.rate * (1 - 2 * TOLERANCE) and found.bound <= lp.bound * (1 + TOLERANCE):
+            kept, high = (trial, replace(found, bound=lp.bound)), steps - 1
+        else:
+            low = steps + 1
+    return kept
+
+
+def _round(
+    problem: _Problem, lp: Fractional, warm: AllToAllWarm | None, arcs: IntArray | None
+) -> tuple[Routing, float]:
+    """The best routing into at most `chunks` chunks, and a proven bound of all such routings."""
+    net, watch = problem.net, problem.watch
+    bounds = {k: rate_bound(net, lp.duals, k, lp.bound) for k in range(1, problem.chunks + 1)}
+    router = Router(net, problem.pricer, lp.weight, problem.seed, watch.limits.stop)
+    if watch.cancelled:
+        raise Cancelled("cancelled by the caller before there was a routing")
+    if warm is not None and arcs is not None:
+        best = warm.routing_in(net, arcs, router, problem.steps)
+        if best.chunks > problem.chunks:
+            best = best.with_chunks(problem.chunks)
+    else:
+        best = router.improve(router.first(), bounds[1])
+    while not watch.limits.stop():
+        watch.tick(min(best.rate(net) / lp.bound, 1.0))
+        top = max(bounds.values())
+        count = min(k for k, b in bounds.items() if b >= top * (1 - WORTH_MORE_CHUNKS))
+        if best.rate(net) >= bounds[count] * (1 - WORTH_MORE_CHUNKS):
+            break
+        trial = router.improve(best.with_chunks(count), bounds[count])
+        best = max(best, trial, key=lambda r: r.rate(net))
+        bounds = {k: b if k != count else -1.0 for k, b in bounds.items()}
+        if max(bounds.values()) < 0:
+            break
+    chunk_bound = max(rate_bound(net, lp.duals, k, lp.bound) for k in range(1, problem.chunks + 1))
+    return best, chunk_bound
+
+
+def _exact_rate(net: Net, routing: Routing) -> Fraction:
+    """K times the least capacity / load, exactly."""
+    worst = np.flatnonzero(routing.load / net.cap >= (routing.load / net.cap).max() * (1 - 1e-9))
+    return min(routing.chunks * net.capacity[a] / int(routing.load[a]) for a in worst)
+
+
+def _result(
+    topology: Topology, problem: _Problem, sym: Symmetry, lp: Fractional, routing: Routing, chunk_bound: float, schedule: Schedule | None
+) -> SynthResult:
+    net, watch = problem.net, problem.watch
+    rate = _exact_rate(net, routing)
+    # The bound is a float sum over all arcs: within its rounding error a routing that reaches it is optimal.
+    bound = max(lp.bound, float(rate))
+    late = watch.limits.stop()
+    why = ("cancelled by the caller" if watch.cancelled else "time limit") + ": the best so far" if late else ""
+    depth = int(hops(net, routing.path).max())
+    details: dict[str, Any] = {
+        "lp_rate": lp.rate,
+        "lp_rounds": lp.rounds,
+        "columns": lp.columns,
+        "pricing_seconds": lp.seconds["pricing"],
+        "master_seconds": lp.seconds["master"],
+        "rank_classes": len(sym.reps),
+        "link_classes": len(sym.arc_count),
+        "chunks": routing.chunks,
+        "chunk_bound": max(chunk_bound, float(rate)),
+        "capacity_unit": str(topology.unit_capacity()),
+    }
+    return SynthResult(
+        "all_to_all", net.ranks, bound, rate, schedule, depth, depth, watch.clock.seconds,
+        Status.TIME_LIMIT if late else Status.OPTIMAL, why, AllToAllWarm(net, lp.trees, lp.weight, routing), details,
+    )  # fmt: skip
