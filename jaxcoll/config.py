@@ -190,7 +190,7 @@ class Config:
         "Native threads of this process that move and reduce data.",
     )
     spin_us: int = _setting(
-        200,
+        2000,
         _integer(0, 1_000_000),
         "Microseconds without news after which the calling thread stops polling and a thread that sleeps takes over.",
     )

@@ -1,7 +1,8 @@
 """Which schedule for which size: a small cost model over the measured alpha and beta. Pure; the same in every process.
 
-    steps s of a schedule, cut into L lanes:  T = (S + L - 1) * max_s(alpha + bytes_s * beta / L)
-    bytes_s: the most that one rank sends or receives in step s; where ranks share a host, at least the sum over its ranks / cores.
+    T = sum over steps s of (alpha + m * messages_s + bytes_s * beta), messages and bytes of the busiest rank
+    cut into L lanes:  T = (S + L - 1) * max_s(alpha + m * messages_s + bytes_s * beta / L)
+    and at least the copies of all ranks of a host, divided over its cores.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ CANDIDATES: dict[Kind, tuple[str, ...]] = {
     Kind.PERMUTE: ("permute",),
 }
 PIPELINED = {"dual_tree": 8}
+MESSAGE_S = 2e-6  # seconds of a rank's core for one message, whatever its size
 _CLASS_BASE = 4096  # bytes; every class is four times the one before
 
 
@@ -65,22 +67,25 @@ def make(name: str, kind: Kind, nranks: int, root: int | None, perm: tuple[tuple
     return build(name, kind, nranks, **params)
 
 
-def predict(schedule: Schedule, nbytes: int, speed: Speed, cores: int) -> float:
+def predict(schedule: Schedule, nbytes: int, speed: Speed) -> float:
     """Seconds for a message whose larger side (all blocks of a rank) is `nbytes`."""
     blocks = schedule.nranks if schedule.kind in (Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_TO_ALL) else 1
     block = max(4, nbytes // blocks // 4 * 4)
     s = stats(schedule, None, block)
     if schedule.steps == 0:
         return 0.0
-    busiest = np.maximum(s.send_bytes, s.recv_bytes).max(axis=1).astype(float)
-    if speed.shared:
-        busiest = np.maximum(busiest, s.recv_bytes.sum(axis=1) / max(1, cores))
     lanes = schedule.pipeline
-    step = speed.alpha + busiest * speed.beta / lanes
-    return float(step.sum() if lanes == 1 else (schedule.steps + lanes - 1) * step.max())
+    messages = np.maximum(s.send_degree, s.recv_degree).max(axis=1)
+    busiest = np.maximum(s.send_bytes, s.recv_bytes).max(axis=1)
+    step = speed.alpha + MESSAGE_S * messages + busiest * (speed.beta if speed.remote else speed.copy_beta) / lanes
+    wire = float(step.sum() if lanes == 1 else (schedule.steps + lanes - 1) * step.max())
+    # The ranks of a host share its cores: the work of all of them, however it is pipelined, takes its time.
+    share = min(1.0, speed.local_ranks / schedule.nranks)
+    work = float(s.recv_bytes.sum()) * share * speed.copy_beta / min(speed.cores, speed.local_ranks)
+    return max(wire, schedule.steps * speed.alpha + work)
 
 
-def estimates(kind: Kind, nranks: int, nbytes: int, speed: Speed, cores: int, root: int | None = None,
+def estimates(kind: Kind, nranks: int, nbytes: int, speed: Speed, root: int | None = None,
               perm: tuple[tuple[int, int], ...] | None = None) -> list[Estimate]:  # fmt: skip
     """All candidates with their predicted times."""
     rows: list[Estimate] = []
@@ -90,7 +95,7 @@ def estimates(kind: Kind, nranks: int, nbytes: int, speed: Speed, cores: int, ro
             rows.append(Estimate(name, None, why))
             continue
         schedule = make(name, kind, nranks, root, perm, nbytes > 1 << 20)
-        rows.append(Estimate(name, predict(schedule, nbytes, speed, cores)))
+        rows.append(Estimate(name, predict(schedule, nbytes, speed)))
     return rows
 
 

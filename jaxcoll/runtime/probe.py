@@ -7,6 +7,7 @@ take the medians over all processes, so that they choose alike.
 from __future__ import annotations
 
 import dataclasses
+import statistics
 import time
 from typing import TYPE_CHECKING
 
@@ -15,18 +16,22 @@ import numpy as np
 if TYPE_CHECKING:
     from jaxcoll.runtime.world import World
 
-_SMALL, _LARGE, _REPEATS = 64, 128 << 10, 5
+_SMALL, _LARGE, _REPEATS = 64, 128 << 10, 9
 _F32 = 11
 
 
 @dataclasses.dataclass(frozen=True)
 class Speed:
-    """alpha: seconds for the smallest exchange; beta: seconds a byte of one rank's larger exchange; `shared`: ranks of one
-    host share its cores and memory, so that bytes of all ranks count together."""
+    """What the cost model needs. alpha: seconds of the smallest exchange in which all ranks take part; beta: seconds a byte that one
+    rank receives from another host; copy_beta: seconds a byte of a copy by one core; local_ranks: the most ranks on one host, which
+    share its cores; cores: of a host; remote: ranks on other hosts exist."""
 
     alpha: float
     beta: float
-    shared: bool = True
+    copy_beta: float
+    local_ranks: int
+    cores: int
+    remote: bool
 
 
 def copy_beta() -> float:
@@ -65,5 +70,5 @@ def measure(world: World) -> tuple[float, float]:
     """(alpha, beta) of this process toward its neighbours; every process must call it at the same time."""
     small = [_exchange(world, _SMALL, i) for i in range(_REPEATS)]
     large = [_exchange(world, _LARGE, _REPEATS + i) for i in range(_REPEATS)]
-    alpha, total = min(small[1:]), min(large[1:])
+    alpha, total = statistics.median(small[2:]), statistics.median(large[2:])
     return alpha, max(total - alpha, 1e-9) / _LARGE

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -58,7 +57,6 @@ class Sets:
         self._world = world
         self._lock = threading.Lock()
         self._known: dict[tuple[tuple[int, ...], int], SetInfo] = {}
-        self._cores = len(os.sched_getaffinity(0))
 
     def all(self) -> list[SetInfo]:
         """The sets made so far."""
@@ -82,7 +80,7 @@ class Sets:
         if want.schedule is not None:
             schedules, chosen = [override(want, len(group))], 0
         else:
-            rows = choice.estimates(want.kind, len(group), nbytes, self._world.speed, self._cores, want.root, want.perm)
+            rows = choice.estimates(want.kind, len(group), nbytes, self._world.speed, want.root, want.perm)
             usable = [r for r in rows if r.seconds is not None]
             schedules = [
                 choice.make(r.name, want.kind, len(group), want.root, want.perm, nbytes > 1 << 20) for r in usable

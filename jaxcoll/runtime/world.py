@@ -47,7 +47,7 @@ class World:
     def __init__(self, native: Native, job: jobs.Job, settings: config.Config):
         self.native, self.job, self.settings = native, job, settings
         self.peers: list[Peer] = []
-        self.speed = probe.Speed(alpha=0.0, beta=0.0)
+        self.speed = probe.Speed(0.0, 0.0, 0.0, 1, 1, False)
         self._sockets: list[socket.socket] = []
         self.handle: Any = self._create()
         self._started = False
@@ -123,23 +123,24 @@ class World:
 
     def _measure(self) -> None:
         """The medians of what all processes measure, so that all choose the same schedules."""
-        beta = probe.copy_beta()
-        if self.job.processes == 1:
-            self.speed = probe.Speed(alpha=20e-6, beta=beta)
-            return
-        store, me = self.job.store, self.job.me
-        assert store is not None
-        schedule = build("permute", Kind.PERMUTE, self.job.processes, perm=[(p, (p + 1) % self.job.processes) for p in range(self.job.processes)])
-        program = self.load_program(schedule)
-        self.define_set(self.PROBE_SET, [d[0] for d in self.job.devices], [program], 0)
-        alpha, link_beta = probe.measure(self)
-        jobs.publish(store, "speed", me, {"alpha": alpha, "beta": link_beta})
-        rows = jobs.collect(store, "speed", self.job.processes, self.settings.timeout)
-        hosts = {peer.host for peer in self.peers}
+        mine = {"alpha": 20e-6, "beta": 0.0, "copy": probe.copy_beta(), "cores": len(os.sched_getaffinity(0))}
+        rows = [mine]
+        hosts = [str(p.host) for p in self.peers for _ in p.devices] or ["here"] * len(self.job.devices[0])
+        if self.job.processes > 1:
+            assert self.job.store is not None
+            n = self.job.processes
+            schedule = build("permute", Kind.PERMUTE, n, perm=[(p, (p + 1) % n) for p in range(n)])
+            self.define_set(self.PROBE_SET, [d[0] for d in self.job.devices], [self.load_program(schedule)], 0)
+            mine["alpha"], mine["beta"] = probe.measure(self)
+            jobs.publish(self.job.store, "speed", self.job.me, mine)
+            rows = jobs.collect(self.job.store, "speed", n, self.settings.timeout)
         self.speed = probe.Speed(
             alpha=statistics.median(r["alpha"] for r in rows),
             beta=statistics.median(r["beta"] for r in rows),
-            shared=len(hosts) < self.job.processes,
+            copy_beta=statistics.median(r["copy"] for r in rows),
+            local_ranks=max(hosts.count(h) for h in set(hosts)),
+            cores=min(int(r["cores"]) for r in rows),
+            remote=len(set(hosts)) > 1 or self.settings.transport == "tcp",
         )
 
     def load_program(self, schedule: Schedule) -> int:

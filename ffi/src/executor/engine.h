@@ -103,7 +103,7 @@ class Engine : public LinkSink {
   void Dispatch(Link* link, const Header& header, const void* payload);  // under mu_
   void KeepEarly(Link* link, const Header& header, const void* payload);
   void SendTo(const Execution& from, int to_rank, Header header, const Span* payload, size_t spans);
-  void Drive(const std::atomic<bool>& over);
+  void Drive(const OpKey& key, int rank, const std::atomic<bool>& over);
   // Fails the operation on every local rank, and on the peers if `tell` (whose group then says who they are).
   void FailKey(const OpKey& key, const std::string& why, const Execution* tell);
   void Retire(Execution* e);                  // under mu_: the operation is over, for better or worse

@@ -488,6 +488,35 @@ Status Execution::ReduceIn(uint32_t lane, const Node& node) {
   return {};
 }
 
+// Messages of the earliest unfinished step of a lane can't depend on anything that this rank has yet to do, so all of them may be waited
+// for together; those of later steps may.
+uint32_t Execution::Expecting() const {
+  uint32_t fewest = 0, acks = 0;
+  for (uint32_t lane = 0; lane < next_lane_; ++lane) {
+    if (lane_left_[lane] == 0) continue;
+    uint32_t count = 0;
+    int first_step = -1;
+    for (uint32_t id = 0; id < plan_.nodes.size(); ++id) {
+      const Node& node = plan_.nodes[id];
+      if (node.kind == NodeKind::kSend) {
+        const OutState& o = out_[size_t{lane} * num_sends_ + send_index_[id]];
+        acks += o.data_ready && !o.done ? 1 : 0;
+        continue;
+      }
+      uint32_t left = node.kind == NodeKind::kVertex ? missing_[size_t{lane} * plan_.nodes.size() + id] : 0;
+      if (left == 0) continue;
+      int step = program_.edges[plan_.incoming[node.first_in].edge].step;
+      if (first_step < 0 || step < first_step) {
+        first_step = step;
+        count = 0;
+      }
+      if (step == first_step) count += left;
+    }
+    if (count > 0 && (fewest == 0 || count < fewest)) fewest = count;
+  }
+  return std::max(1u, fewest > 0 ? fewest : acks);
+}
+
 std::string Execution::DescribeSignature(uint64_t s) {
   return Format("%s %s %s[%llu]", KindName(static_cast<Kind>(s >> 60)), ReductionName(static_cast<Reduction>((s >> 56) & 15)),
                 DTypeName(static_cast<DType>((s >> 48) & 255)), static_cast<unsigned long long>((s >> 8) & 0xffffffffffull));

@@ -67,6 +67,8 @@ class Execution {
   std::string Missing(bool* arrived) const;   // which edge is waited for, and from which rank
   static std::string DescribeSignature(uint64_t signature);
   size_t TaskBytes(uint32_t lane, uint32_t node) const;
+  // How many more messages must come before this operation can go on: a waiter need not be woken for fewer.
+  uint32_t Expecting() const;
   void AddRecords(RecordBuffer* records, size_t* held) const;
 
   OpRequest request;

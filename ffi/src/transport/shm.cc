@@ -49,15 +49,20 @@ struct ShmSegment {
   uint32_t places, ring_bytes;
   uint64_t probe_address, probe_value;
   alignas(64) std::atomic<uint32_t> bell;
+  // The owner sleeps until the bell reaches `wake_at`; `sleeping` counts its sleepers.
   alignas(64) std::atomic<uint32_t> sleeping;
+  std::atomic<uint32_t> wake_at;
   alignas(64) ShmRing rings[1];  // [places]: messages from that place to the owner of this segment
 };
 
 namespace {
 
-void RingBell(ShmSegment* segment) {
-  segment->bell.fetch_add(1, std::memory_order_seq_cst);
-  if (segment->sleeping.load(std::memory_order_seq_cst) != 0) Futex(&segment->bell, FUTEX_WAKE, 1, nullptr);
+// `urgent`: whatever number of messages the owner waits for.
+void RingBell(ShmSegment* segment, bool urgent = false) {
+  uint32_t bell = segment->bell.fetch_add(1, std::memory_order_seq_cst) + 1;
+  if (segment->sleeping.load(std::memory_order_seq_cst) == 0) return;
+  if (urgent || static_cast<int32_t>(bell - segment->wake_at.load(std::memory_order_seq_cst)) >= 0)
+    Futex(&segment->bell, FUTEX_WAKE, 64, nullptr);
 }
 
 Status MapSegment(int fd, size_t bytes, ShmSegment** out) {
@@ -122,7 +127,7 @@ void ShmLink::Send(const Header& header, const Span* payload, size_t spans) {
       transport_->Kick();
     }
   }
-  RingBell(theirs_);
+  RingBell(theirs_, header.type == MessageType::kAbort);
 }
 
 void ShmLink::Stream(const Header& header, const std::vector<Span>& payload, uint64_t token) {
@@ -372,6 +377,27 @@ void ShmTransport::Kick() {
   wait_cv_.notify_one();
 }
 
+void ShmTransport::Wait(uint32_t messages, int64_t timeout_ns) {
+  // What has come since the bell was read is found by the poll, or by the futex, whose value has then changed.
+  uint32_t bell = mine_->bell.load(std::memory_order_seq_cst);
+  if (AnyInbound() || AnyWork()) return;
+  Sleep(bell, bell + messages, timeout_ns);
+}
+
+void ShmTransport::Sleep(uint32_t bell, uint32_t wake_at, int64_t timeout_ns) {
+  mine_->wake_at.store(wake_at, std::memory_order_seq_cst);
+  mine_->sleeping.fetch_add(1, std::memory_order_seq_cst);
+  timespec timeout{static_cast<time_t>(timeout_ns / 1000000000), static_cast<long>(timeout_ns % 1000000000)};
+  Futex(&mine_->bell, FUTEX_WAIT, bell, &timeout);
+  mine_->sleeping.fetch_sub(1, std::memory_order_seq_cst);
+}
+
+bool ShmTransport::AnyInbound() const {
+  for (const ShmLink* link : links_)
+    if (link->in_->head.load(std::memory_order_acquire) != link->in_->tail.load(std::memory_order_relaxed)) return true;
+  return false;
+}
+
 void ShmTransport::ServiceLoop() {
   int idle = 0;
   while (!stopping_) {
@@ -390,18 +416,7 @@ void ShmTransport::ServiceLoop() {
       std::this_thread::yield();
       continue;
     }
-    mine_->sleeping.store(1, std::memory_order_seq_cst);
-    if (Poll()) {
-      idle = 0;
-      mine_->sleeping.store(0, std::memory_order_seq_cst);
-      sink_->Work();
-      continue;
-    }
-    if (busy_ && pollers_ == 0 && !stopping_) {
-      timespec timeout{0, 50 * 1000 * 1000};
-      Futex(&mine_->bell, FUTEX_WAIT, bell, &timeout);
-    }
-    mine_->sleeping.store(0, std::memory_order_seq_cst);
+    if (busy_ && pollers_ == 0 && !stopping_) Sleep(bell, bell + 1, 50 * 1000 * 1000);
   }
 }
 

@@ -73,6 +73,8 @@ class ShmTransport final : public Pollable {
   void Stop();
 
   bool Poll() override;
+  bool carries_data() const override { return !links_.empty(); }
+  void Wait(uint32_t messages, int64_t timeout_ns) override;
   void Polling(int delta) override;
   void SetBusy(bool busy) override;
 
@@ -80,7 +82,9 @@ class ShmTransport final : public Pollable {
   friend class ShmLink;
   ShmTransport(ShmSegment* mine, int places, int place);
   bool Drain(ShmLink* link);
-  bool AnyWork() const;
+  bool AnyWork() const;      // messages that didn't fit wait for room
+  bool AnyInbound() const;
+  void Sleep(uint32_t bell, uint32_t wake_at, int64_t timeout_ns);
   void ServiceLoop();
   void Kick();
 

@@ -437,9 +437,13 @@ bool TcpTransport::HandleEvents(int timeout_ms) {
 }
 
 bool TcpTransport::Poll() {
-  if (!carries_data_) return false;  // the life lines alone are the service thread's
   std::unique_lock<std::mutex> lock(poll_mu_, std::try_to_lock);
   return lock.owns_lock() && HandleEvents(0);
+}
+
+void TcpTransport::Wait(uint32_t, int64_t timeout_ns) {
+  epoll_event peek;
+  epoll_wait(epoll_fd_, &peek, 1, static_cast<int>(std::max<int64_t>(1, timeout_ns / 1000000)));
 }
 
 void TcpTransport::Polling(int delta) {

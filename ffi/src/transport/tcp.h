@@ -82,6 +82,8 @@ class TcpTransport final : public Pollable {
   void Run(LinkSink* sink, bool thread);
   void Stop();
   bool Poll() override;
+  bool carries_data() const override { return carries_data_; }
+  void Wait(uint32_t messages, int64_t timeout_ns) override;
   void Polling(int delta) override;
   void SetBusy(bool busy) override;
 
