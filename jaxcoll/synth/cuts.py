@@ -13,6 +13,8 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxcoll.topology.graph import Topology
+
 
 class CutPool:
     """A set of cuts in the order in which they were found; each has a rank inside and a rank outside."""
@@ -58,20 +60,28 @@ def inflow(
     inside: NDArray[np.bool_], tails: NDArray[np.integer], heads: NDArray[np.integer], capacity: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """Capacity into each cut: inside bool[cuts, nodes] -> int64[cuts]."""
+    nodes, size = inside.shape[1], inside.sum(axis=1)
     result = np.zeros(len(inside), np.int64)
-    for row in range(len(inside)):  # one cut at a time: [cuts, arcs] would be large, and int matmul is slow
+    # Most cuts hold one node or leave one out; what enters those are sums per node. (bincount would go through floats.)
+    for only, ends, wanted in ((size == 1, heads, True), (size == nodes - 1, tails, False)):
+        total = np.zeros(nodes, np.int64)
+        np.add.at(total, ends, capacity)
+        where = np.nonzero(only)[0]
+        if len(where):
+            result[where] = total[(inside[where] == wanted).argmax(axis=1)]
+    for row in np.nonzero((size != 1) & (size != nodes - 1))[0].tolist():  # [cuts, arcs] at once would be large
         side = inside[row]
         result[row] = capacity[side[heads] & ~side[tails]].sum()
     return result
 
 
-def seed_cuts(pool: CutPool, hosts: tuple[int, ...], served: dict[int, set[int]]) -> None:
-    """The usual bottlenecks: one rank, all but one rank, one host (with the switches that serve it alone), all but it."""
+def seed_cuts(pool: CutPool, topology: Topology) -> None:
+    """The usual bottlenecks: one rank or host (with the switches that serve it alone), and all but that."""
     everything = (1 << pool.nodes) - 1
     groups: dict[int, int] = {}
-    for rank, host in enumerate(hosts):
+    for rank, host in enumerate(topology.hosts):
         groups[host] = groups.get(host, 0) | 1 << rank
-    for switch, of in served.items():
+    for switch, of in topology.served().items():
         if len(of) == 1:
             host = next(iter(of))
             if host in groups:

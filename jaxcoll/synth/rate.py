@@ -41,7 +41,8 @@ class Network:
         """The topology's arcs, all capacities divided by their gcd."""
         unit = topology.unit_capacity()
         tails, heads, _ = topology.arrays()
-        capacity = [int(amount / unit) for amount in topology.capacity.values()]
+        whole = {amount: int(amount / unit) for amount in set(topology.capacity.values())}
+        capacity = [whole[amount] for amount in topology.capacity.values()]
         if sum(capacity) * topology.nranks >= INFINITE:
             raise SynthesisError(
                 f"topology {topology.name!r}: capacities with a common unit of {unit} make numbers beyond 2^60; "
@@ -83,15 +84,7 @@ def optimal_rate(network: Network, graph: FlowGraph, pool: CutPool, tick: Tick) 
     """The greatest x, in units of the network; the cuts that fix it are in the pool afterwards."""
     if network.ranks == 1:
         return Fraction(0)
-    capacity = np.array(network.capacity, np.int64)
-
-    def ratios(masks: list[int]) -> list[Fraction]:
-        inside = mask_matrix(masks, network.nodes)
-        flows = inflow(inside, network.tails, network.heads, capacity)
-        outside = network.ranks - inside[:, : network.ranks].sum(axis=1)
-        return [Fraction(int(flow), int(count)) for flow, count in zip(flows, outside, strict=True)]
-
-    rate = min(ratios(pool.masks))
+    rate = cut_rate(network, pool.masks)
     first: list[int] = []
     while True:
         tick(None)
@@ -103,7 +96,22 @@ def optimal_rate(network: Network, graph: FlowGraph, pool: CutPool, tick: Tick) 
         masks = [mask for cut in found for mask in (cut.small, cut.large)]
         for mask in masks:
             pool.add(mask)
-        rate = min(ratios(masks))
+        rate = cut_rate(network, masks)
+
+
+def cut_rate(network: Network, masks: list[int]) -> Fraction:
+    """The least rate that any of these cuts allows."""
+    inside = mask_matrix(masks, network.nodes)
+    flows = inflow(inside, network.tails, network.heads, np.array(network.capacity, np.int64)).tolist()
+    outside = (network.ranks - inside[:, : network.ranks].sum(axis=1)).tolist()
+    best = min(range(len(flows)), key=lambda i: flows[i] / outside[i])  # close enough to narrow it down
+    near = flows[best] / outside[best] * (1 + 1e-9)
+    return min(Fraction(flow, count) for flow, count in zip(flows, outside, strict=True) if flow / count <= near)
+
+
+def rate_packing(network: Network, rate: Fraction, trees: int) -> Packing:
+    """`trees` trees per root at `rate` together, capacities rounded down to whole trees (nothing is checked)."""
+    return Packing(trees, rate / trees, _room(network, rate / trees))
 
 
 def _room(network: Network, tree_rate: Fraction) -> list[int]:
@@ -131,7 +139,7 @@ def small_packing(network: Network, graph: FlowGraph, rate: Fraction, pool: CutP
     base, multiple, first = 1, 1, []
     seen = 0
     while True:
-        base, seen = math.lcm(base, _whole(network, rate, pool.masks[seen:])), len(pool.masks)
+        base, seen = math.lcm(base, whole_trees(network, rate, pool.masks[seen:])), len(pool.masks)
         if base * multiple >= full.trees or multiple > MULTIPLES_TRIED:
             return full
         trees = base * multiple
@@ -143,22 +151,24 @@ def small_packing(network: Network, graph: FlowGraph, rate: Fraction, pool: CutP
         first += [cut.target for cut in found]
         masks = [mask for cut in found for mask in (cut.small, cut.large)]
         fresh = [mask for mask in masks if pool.add(mask)]
-        if base % _whole(network, rate, fresh) == 0:
+        if base % whole_trees(network, rate, fresh) == 0:
             multiple += 1
 
 
-def _whole(network: Network, rate: Fraction, masks: list[int]) -> int:
+def whole_trees(network: Network, rate: Fraction, masks: list[int]) -> int:
     """The least number of trees for which every arc into the tight cuts among `masks` carries whole trees."""
-    result = 1
+    if not masks:
+        return 1
     capacity = np.array(network.capacity, np.int64)
-    for start in range(0, len(masks), 64):
-        inside = mask_matrix(masks[start : start + 64], network.nodes)
-        for side in inside:
-            arcs = side[network.heads] & ~side[network.tails]
-            outside = network.ranks - int(side[: network.ranks].sum())
-            if int(capacity[arcs].sum()) == rate * outside:
-                for amount in np.unique(capacity[arcs]).tolist():
-                    result = math.lcm(result, (amount / rate).denominator)
+    inside = mask_matrix(masks, network.nodes)
+    flows = inflow(inside, network.tails, network.heads, capacity).tolist()
+    outside = (network.ranks - inside[:, : network.ranks].sum(axis=1)).tolist()
+    result, amounts = 1, set[int]()
+    for side, flow, count in zip(inside, flows, outside, strict=True):
+        if flow == rate * count:
+            amounts.update(np.unique(capacity[side[network.heads] & ~side[network.tails]]).tolist())
+    for amount in amounts:
+        result = math.lcm(result, (amount / rate).denominator)
     return result
 
 

@@ -30,6 +30,23 @@ IntMatrix = NDArray[np.int64]
 Planner = Callable[[int, list[int], list[int], IntMatrix, IntMatrix], IntMatrix | None]
 
 
+@dataclass(frozen=True)
+class Room:
+    """What a plan for one switch must respect. int64 sums of rows and columns; a cut c loses plan[i, j] where
+    tail_side[c, i] and head_side[c, j] (bool), at most slack[c]. same[i, j]: from a node back to itself."""
+
+    inward: IntMatrix
+    outward: IntMatrix
+    tail_side: NDArray[np.bool_]
+    head_side: NDArray[np.bool_]
+    slack: IntMatrix
+    same: NDArray[np.bool_]
+
+
+# (plan that hurts a known cut, room) -> a plan that hurts none
+Bender = Callable[[IntMatrix, Room], IntMatrix]
+
+
 @dataclass
 class Links:
     """A capacitated graph under splitting. `out[u][v]`, `into[v][u]`: trees that (u, v) carries; zero entries absent."""
@@ -81,13 +98,16 @@ class Links:
         self.splits.append((switch, before, after, amounts))
 
 
-def proportional(inward: IntMatrix, outward: IntMatrix, same: NDArray[np.bool_]) -> IntMatrix:
+def proportional(
+    inward: IntMatrix, outward: IntMatrix, same: NDArray[np.bool_], start: NDArray[np.float64] | None = None
+) -> IntMatrix:
     """A whole-number plan: rows sum to `inward`, columns to `outward`, nothing where `same` unless it can't be helped.
 
-    Proportional fitting gives the spread, largest remainders round it. inward int64[i], outward int64[j] -> int64[i, j].
+    Proportional fitting, from `start` or from an even spread, gives the shares; largest remainders round them.
+    inward int64[i], outward int64[j] -> int64[i, j].
     """
     allowed = ~same
-    share = np.where(allowed, np.outer(inward, outward).astype(np.float64), 0.0)
+    share = np.where(allowed, np.outer(inward, outward).astype(np.float64) if start is None else start, 0.0)
     for _ in range(30):
         for axis, want in ((1, inward), (0, outward)):
             total = share.sum(axis=axis, keepdims=True)
@@ -147,23 +167,35 @@ def _fill(plan: IntMatrix, rows: IntMatrix, columns: IntMatrix, allowed: NDArray
 class Remover:
     """Splits all switches off a graph whose ranks each broadcast `trees` trees."""
 
-    def __init__(self, network: Network, packing: Packing, pool: CutPool, tick: Tick, planner: Planner | None = None):
+    def __init__(
+        self,
+        network: Network,
+        packing: Packing,
+        pool: CutPool,
+        tick: Tick,
+        planner: Planner | None = None,
+        bender: Bender | None = None,
+    ):
         self.ranks, self.trees, self.pool, self.tick = network.ranks, packing.trees, pool, tick
-        self.planner = planner
+        self.planner, self.bender = planner, bender or bend_greedily
         self.links = Links.of(network, packing.room)
         self.checks = 0
         self._first: list[int] = []
         self._stalled = False
+        self._plans: dict[tuple[bytes, ...], IntMatrix] = {}
 
-    def run(self) -> Links:
-        """The logical links between ranks; `splits` tells how they run through the switches."""
+    def run(self, check: bool = True) -> Links:
+        """The logical links between ranks; `splits` tells how they run through the switches.
+
+        Without `check` the plans are applied as they are; whether they carry the rate is then the tree packer's to say.
+        """
         switches = range(self.ranks, self.links.nodes)
         if not switches:
             return self.links
-        start = self.links.copy()
+        start = self.links.copy() if check else self.links
         for switch in switches:
             self._attempt(switch, bend=False)
-        if not self._learn():
+        if not check or not self._learn():
             return self.links
         self.links = start
         left = set(switches)
@@ -212,10 +244,17 @@ class Remover:
         outward = np.array([self.links.out[switch][v] for v in after], np.int64)
         plan = self.planner(switch, before, after, inward, outward) if self.planner else None
         if plan is None:
-            plan = default_plan(before, after, inward, outward)
+            plan = self._default(before, after, inward, outward)
         if bend:
             plan = self._within_cuts(switch, before, after, inward, outward, plan)
         self.links.split(switch, before, after, plan)
+
+    def _default(self, before: list[int], after: list[int], inward: IntMatrix, outward: IntMatrix) -> IntMatrix:
+        same = np.equal.outer(np.array(before), np.array(after))
+        key = (inward.tobytes(), outward.tobytes(), same.tobytes())
+        if key not in self._plans:  # large networks are made of few kinds of switches
+            self._plans[key] = default_plan(same, inward, outward)
+        return self._plans[key]
 
     def _within_cuts(
         self, switch: int, before: list[int], after: list[int], inward: IntMatrix, outward: IntMatrix, plan: IntMatrix
@@ -226,7 +265,8 @@ class Remover:
         loss = ((tail_side.astype(np.float64) @ plan.astype(np.float64)) * head_side).sum(axis=1)
         if not (loss > slack).any():
             return plan
-        return _bent(plan, inward, outward, tail_side, head_side, slack, before, after)
+        same = np.equal.outer(np.array(before), np.array(after))
+        return self.bender(plan, Room(inward, outward, tail_side, head_side, slack, same))
 
     def _carefully(self, switch: int) -> None:
         """Splits one pair after another, each as much as a flow check of its own allows."""
@@ -272,12 +312,18 @@ class Remover:
         return most
 
 
-def default_plan(before: list[int], after: list[int], inward: IntMatrix, outward: IntMatrix) -> IntMatrix:
+def default_plan(same: NDArray[np.bool_], inward: IntMatrix, outward: IntMatrix) -> IntMatrix:
     """Everybody to everybody in proportion; where the sums differ, what is too much on one side is left out evenly."""
-    total_in, total_out = int(inward.sum()), int(outward.sum())
-    least = min(total_in, total_out)
-    same = np.equal.outer(np.array(before), np.array(after))
+    least = min(int(inward.sum()), int(outward.sum()))
     return proportional(_shrunk(inward, least), _shrunk(outward, least), same)
+
+
+def scaled_plan(same: NDArray[np.bool_], inward: IntMatrix, outward: IntMatrix, old: IntMatrix) -> IntMatrix:
+    """An earlier plan fitted to other capacities: its proportions as far as the new sums allow."""
+    least = min(int(inward.sum()), int(outward.sum()))
+    start = old.astype(np.float64) * (least / float(old.sum()))
+    start += 1e-6 * max(1.0, float(start.max()))  # what was unused may be needed now
+    return proportional(_shrunk(inward, least), _shrunk(outward, least), same, start)
 
 
 def _shrunk(amounts: IntMatrix, total: int) -> IntMatrix:
@@ -291,23 +337,14 @@ def _shrunk(amounts: IntMatrix, total: int) -> IntMatrix:
     return scaled
 
 
-def _bent(
-    plan: IntMatrix,
-    inward: IntMatrix,
-    outward: IntMatrix,
-    tail_side: NDArray[np.bool_],
-    head_side: NDArray[np.bool_],
-    slack: IntMatrix,
-    before: list[int],
-    after: list[int],
-) -> IntMatrix:
+def bend_greedily(plan: IntMatrix, room: Room) -> IntMatrix:
     """The plan, each entry cut to what the known cuts can still lose, the rest placed wherever there is room."""
     made = np.zeros_like(plan)
-    rows, columns, left = inward.copy(), outward.copy(), slack.copy()
+    rows, columns, left = room.inward.copy(), room.outward.copy(), room.slack.copy()
 
     def place(i: int, j: int, wanted: int) -> None:
         amount = int(min(wanted, rows[i], columns[j]))
-        hurt = tail_side[:, i] & head_side[:, j]
+        hurt = room.tail_side[:, i] & room.head_side[:, j]
         if amount > 0 and hurt.any():
             amount = min(amount, int(left[hurt].min()))
         if amount > 0:
@@ -321,6 +358,6 @@ def _bent(
     for back in (False, True):
         for i in np.nonzero(rows)[0].tolist():
             for j in np.nonzero(columns)[0].tolist():
-                if (before[i] == after[j]) == back:
+                if room.same[i, j] == back:
                     place(i, j, int(rows[i]))
     return made

@@ -54,11 +54,7 @@ def links_of(topology: Topology, rank: int) -> tuple[list[tuple[int, int]], list
     """(local, network) links of a rank, both directions of each."""
     if not 0 <= rank < topology.nranks:
         raise TopologyError(f"topology {topology.name!r} has ranks 0..{topology.nranks - 1}, not {rank}")
-    served: dict[int, set[int]] = {}
-    for src, dst in topology.capacity:
-        for switch, other in ((src, dst), (dst, src)):
-            if topology.is_switch(switch):
-                served.setdefault(switch, set()).add(topology.hosts[other] if not topology.is_switch(other) else -1)
+    served = topology.served()
     local: list[tuple[int, int]] = []
     network: list[tuple[int, int]] = []
     home = topology.hosts[rank]

@@ -157,6 +157,15 @@ class Topology:
                     queue.append(node)
         return seen
 
+    def served(self) -> dict[int, set[int]]:
+        """Per switch, the hosts of the ranks that it is linked to; -1 stands for a switch next to it."""
+        hosts: dict[int, set[int]] = {switch: set() for switch in range(self.nranks, len(self.nodes))}
+        for ends in self.capacity:
+            for switch, other in (ends, ends[::-1]):
+                if switch >= self.nranks:
+                    hosts[switch].add(self.hosts[other] if other < self.nranks else -1)
+        return hosts
+
     def unbalanced(self) -> list[int]:
         """Switches whose capacity in differs from their capacity out (such a switch wastes the difference)."""
         balance = [Fraction(0)] * len(self.nodes)
@@ -184,8 +193,9 @@ class Topology:
 
     def unit_capacity(self) -> Fraction:
         """The greatest fraction of which every capacity is a whole multiple (the gcd of all capacities)."""
-        scale = math.lcm(*(amount.denominator for amount in self.capacity.values()), 1)
-        return Fraction(math.gcd(*(int(amount * scale) for amount in self.capacity.values())), scale)
+        amounts = set(self.capacity.values())
+        scale = math.lcm(*(amount.denominator for amount in amounts))
+        return Fraction(math.gcd(*(int(amount * scale) for amount in amounts)), scale)
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(src int32[m], dst int32[m], capacity float64[m]) in the order of `capacity`, for numeric solvers."""
