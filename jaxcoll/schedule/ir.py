@@ -327,6 +327,14 @@ def independent_graphs(edges: Iterable[Edge], name: str = "", limit: int = MAX_U
     return tuple(ChunkGraph(tuple(part), f"{name}{i}") for i, part in enumerate(parts))
 
 
+def joined_edges(graph: ChunkGraph) -> ChunkGraph:
+    """The graph with one edge where several of one operation join the same two vertices."""
+    chunks: dict[tuple[int, int, int, Op], list[int]] = {}
+    for e in graph.edges:
+        chunks.setdefault((e.step, e.src, e.dst, e.op), []).extend(e.chunks)
+    return ChunkGraph(tuple(Edge(*key, tuple(sorted(ids))) for key, ids in chunks.items()), graph.name)
+
+
 def home_chunks(collective: Collective, per_block: int = 1) -> tuple[Chunk, ...]:
     """The chunks of a collective with `per_block` equal chunks in every block, block by block.
 

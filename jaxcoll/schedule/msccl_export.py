@@ -109,8 +109,10 @@ class _Export:
         self.last: dict[tuple[int, int], int] = {}  # (chunk, rank) -> the last step that writes it
         vertex = table.vertex.tolist()
         graphs = zip(schedule.edges, schedule.edge_graph.tolist(), strict=True)
-        self.routes = [(e, vertex[g][e.step][e.src], vertex[g][e.step + 1][e.dst]) for e, g in graphs]
-        for e, _, dst in self.routes:
+        self.routes = [
+            (i, e, vertex[g][e.step][e.src], vertex[g][e.step + 1][e.dst]) for i, (e, g) in enumerate(graphs)
+        ]
+        for _, e, _, dst in self.routes:
             for c in e.chunks:
                 self.last[c, dst] = max(self.last.get((c, dst), 0), e.step)
 
@@ -118,7 +120,7 @@ class _Export:
         s, kind = self.schedule, self.schedule.kind
         self._start()
         for t in range(s.steps):
-            self._step(t, [route for route in self.routes if route[0].step == t])
+            self._step(t, [route for route in self.routes if route[1].step == t])
         self._finish()
         blocks = max(s.collective.input_blocks, s.collective.output_blocks)
         program = Program(s.name, kind, s.nranks, self.units * blocks, root=s.collective.root or 0, pipeline=s.pipeline)
@@ -160,27 +162,27 @@ class _Export:
         self.ranks[rank].scratch += self._size(chunk)
         return "s", start
 
-    def _step(self, t: int, routes: list[tuple[Edge, int, int]]) -> None:
+    def _step(self, t: int, routes: list[tuple[int, Edge, int, int]]) -> None:
         fresh: dict[tuple[int, int], Place] = {}
-        for e, src, dst in routes:
+        for i, e, src, dst in routes:
             moves: list[_Move] = []
             for c in sorted((c for c in e.chunks if self._size(c)), key=lambda c: self.place[c, src]):
                 local = fresh.get((c, dst)) or (self.place.get((c, dst)) if e.op is Op.REDUCE else None)
                 if (c, dst) not in fresh:
                     fresh[c, dst] = self._new_place(c, dst, t)
                 moves.append(_Move(self._size(c), self.place[c, src], local, fresh[c, dst]))
-            self._send(t, src, dst, moves)
+            self._send(t, i, src, dst, moves)
         self.place.update(fresh)
 
-    def _send(self, t: int, src: int, dst: int, moves: list[_Move]) -> None:
+    def _send(self, t: int, edge: int, src: int, dst: int, moves: list[_Move]) -> None:
         n = self.schedule.nranks
         for move in _joined(moves):
-            s = Step("s", move.read[0], move.read[1], move.write[0], move.write[1], move.size, ten=t)
+            s = Step("s", move.read[0], move.read[1], move.write[0], move.write[1], move.size, ten=t, edge=edge)
             self.ranks[src].add(self.ranks[src].block("send", dst, n), s, _places(move.read, move.size), [])
             # A receive names the sender's place as its source, a combining one its own local operand.
             source = move.read if move.local is None else move.local
             kind = "r" if move.local is None else "rrc"
-            r = Step(kind, source[0], source[1], move.write[0], move.write[1], move.size, ten=t)
+            r = Step(kind, source[0], source[1], move.write[0], move.write[1], move.size, ten=t, edge=edge)
             reads = [] if move.local is None else _places(move.local, move.size)
             block = self.ranks[dst].block("recv", src, n)
             self.ranks[dst].add(block, r, reads, _places(move.write, move.size))

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 import networkx as nx
 
 from jaxcoll.errors import ScheduleError
-from jaxcoll.schedule.ir import Chunk, Collective, Edge, Kind, Op, Schedule, independent_graphs
+from jaxcoll.schedule.ir import Chunk, Collective, Edge, Kind, Op, Schedule, independent_graphs, joined_edges
 from jaxcoll.schedule.msccl_model import RECEIVES, SENDS, Program, Step, read
 from jaxcoll.schedule.orders import bit_equal
 from jaxcoll.schedule.verify import check
@@ -31,12 +31,11 @@ _GRAPHS_A_RANK = 4  # a table has a row for every graph and step: an AllToAll's 
 class _Transfer:
     """One unit sent: which version it reads, and where it is combined."""
 
-    order: int
     src: int
     dst: int
     unit: Unit
     reads: _Version
-    ten: int | None
+    step: Step
 
 
 @dataclass(eq=False)
@@ -85,9 +84,8 @@ class _Import:
         self.values: dict[Place, _Value] = {}
         self.latest: dict[tuple[int, Unit], _Version] = {}
         self.versions: list[_Version] = []
-        self.order = 0
 
-    def _error(self, step: Step | None, what: str) -> ScheduleError:
+    def error(self, step: Step | None, what: str) -> ScheduleError:
         line, tag = (self.program.line, "algo") if step is None else (step.line, "step")
         return ScheduleError(f"{self.source}, line {line}, <{tag}>: {what}")
 
@@ -97,13 +95,13 @@ class _Import:
         _check_races(self, nodes, before)
         sent: dict[Node, list[_Transfer]] = {}
         for node in nodes:
-            step = self._at(node)
+            step = self.at(node)
             arrived = sent.pop(sends[node]) if node in sends else []
             self._run(node, step, arrived, sent)
         self._collect_outputs()
         return _Assembly(self).schedule()
 
-    def _at(self, node: Node) -> Step:
+    def at(self, node: Node) -> Step:
         return self.program.gpus[node[0]].blocks[node[1]].steps[node[2]]
 
     # Where data lies.
@@ -123,7 +121,7 @@ class _Import:
         if self.program.inplace and buffer != "s":
             size = self.program.nchunksperloop  # either name may be declared empty
         if not 0 <= offset <= offset + step.cnt <= size:
-            raise self._error(
+            raise self.error(
                 step, f"{buffer}[{offset}:{offset + step.cnt}] lies outside the {size} chunks of gpu {rank}"
             )
         return [self.place(rank, buffer, offset + i) for i in range(step.cnt)]
@@ -150,9 +148,9 @@ class _Import:
                 value = self.values.get(self.place(rank, "o", offset))
                 if value is None or value.unit != unit:
                     found = "nothing" if value is None else f"data {_named(value.unit)}"
-                    raise self._error(None, f"gpu {rank} ends with {found} in o[{offset}], wanted data {_named(unit)}")
+                    raise self.error(None, f"gpu {rank} ends with {found} in o[{offset}], wanted data {_named(unit)}")
                 if self._version(rank, value, None) is not self.latest[rank, unit]:
-                    raise self._error(
+                    raise self.error(
                         None, f"gpu {rank} goes on with data {_named(unit)} after o[{offset}] is complete"
                     )
 
@@ -177,7 +175,7 @@ class _Import:
         if kind in ("r", "rcs", "rrc", "rrcs", "cpy", "re"):
             targets = self.places(rank, step.dstbuf, step.dstoff, step)
             if len(targets) != len(results):
-                raise self._error(step, f"cnt={step.cnt}, but its sender sends {len(results)} chunks")
+                raise self.error(step, f"cnt={step.cnt}, but its sender sends {len(results)} chunks")
             self.values.update(zip(targets, results, strict=True))
         if kind in SENDS:
             peer = self.program.gpus[rank].blocks[node[1]].send
@@ -186,13 +184,12 @@ class _Import:
     def _read(self, places: list[Place], step: Step) -> list[_Value]:
         for place in places:
             if place not in self.values:
-                raise self._error(step, f"reads {place[1]}[{place[2]}] of gpu {place[0]} before anything is there")
+                raise self.error(step, f"reads {place[1]}[{place[2]}] of gpu {place[0]} before anything is there")
         return [self.values[p] for p in places]
 
     def _send(self, rank: int, peer: int, value: _Value, step: Step) -> _Transfer:
-        self.order += 1
         version = self._version(rank, value, step)
-        transfer = _Transfer(self.order, rank, peer, value.unit, version, step.ten)
+        transfer = _Transfer(rank, peer, value.unit, version, step)
         version.readers.append(transfer)
         return transfer
 
@@ -207,12 +204,12 @@ class _Import:
 
     def _merged(self, rank: int, a: _Value, b: _Value, step: Step) -> _Value:
         if a.unit != b.unit:
-            raise self._error(step, f"adds data {_named(b.unit)} to data {_named(a.unit)}")
+            raise self.error(step, f"adds data {_named(b.unit)} to data {_named(a.unit)}")
         if a.version is None and b.version is None:
             return _Value(a.unit, None, [*a.pending, *b.pending])
         held, other = (a, b) if a.version is not None else (b, a)
         if other.version is not None:
-            raise self._error(step, f"adds two values of data {_named(a.unit)} that gpu {rank} holds already")
+            raise self.error(step, f"adds two values of data {_named(a.unit)} that gpu {rank} holds already")
         return _Value(a.unit, self._extended(rank, held.version, other.pending, step), [])
 
     # Versions.
@@ -233,7 +230,7 @@ class _Import:
     def _extended(self, rank: int, version: _Version | None, transfers: list[_Transfer], step: Step | None) -> _Version:
         assert version is not None
         if version is not self.latest[rank, version.unit]:
-            raise self._error(
+            raise self.error(
                 step,
                 f"uses an older value of data {_named(version.unit)}; a schedule keeps one value a rank, the newest",
             )
@@ -243,14 +240,14 @@ class _Import:
 
     def _added(self, rank: int, unit: Unit, op: Op, transfers: list[_Transfer]) -> _Version:
         before = self.latest.get((rank, unit))
-        tens = {t.ten for t in transfers}
+        tens = {t.step.ten for t in transfers}
         joins = (
             op is Op.REDUCE
             and before is not None
             and before.op is Op.REDUCE
             and not before.readers
             and not before.initial
-            and tens == {t.ten for t in before.transfers}
+            and tens == {t.step.ten for t in before.transfers}
         )
         if joins and before is not None:  # nobody saw the value in between: one step takes both
             before.transfers += transfers
@@ -295,7 +292,7 @@ def _linked(run: _Import) -> tuple[list[Node], dict[Node, Node], dict[Node, list
             what = f"{way}: {len(out)} sends, but {len(into)} receives"
             if len(owners) > 2:
                 what = f"{way}: several threadblocks share this connection; give each a channel"
-            raise run._error(run._at(node), what)
+            raise run.error(run.at(node), what)
         matched.update(zip(into, out, strict=True))
     for receive, send in matched.items():
         waits[receive].append(send)
@@ -320,8 +317,8 @@ def _ordered(run: _Import, waits: dict[Node, list[Node]]) -> list[Node]:
     if len(ordered) < len(waits):
         stuck = nx.DiGraph((b, node) for node, before in waits.items() if left[node] for b in before if left[b])
         cycle = [tail for tail, _ in nx.find_cycle(stuck)]
-        way = " -> ".join(f"gpu {g} tb {b} step {s} (line {run._at((g, b, s)).line})" for g, b, s in cycle)
-        raise run._error(run._at(cycle[0]), f"deadlock: these steps wait for each other: {way}")
+        way = " -> ".join(f"gpu {g} tb {b} step {s} (line {run.at((g, b, s)).line})" for g, b, s in cycle)
+        raise run.error(run.at(cycle[0]), f"deadlock: these steps wait for each other: {way}")
     return ordered
 
 
@@ -342,9 +339,9 @@ def _check_races(run: _Import, nodes: list[Node], before: dict[Node, list[Node]]
                 earlier += readers[place]
             for other in earlier:
                 if other != node and not past[node] & bit[other]:
-                    what = f"{place[1]}[{place[2]}] of gpu {place[0]} with the step on line {run._at(other).line}"
+                    what = f"{place[1]}[{place[2]}] of gpu {place[0]} with the step on line {run.at(other).line}"
                     cure = "make one wait for the other (depid, deps)"
-                    raise run._error(run._at(node), f"races for {what}; {cure}")
+                    raise run.error(run.at(node), f"races for {what}; {cure}")
         for place in reads:
             readers[place].append(node)
         for place in writes:
@@ -352,7 +349,7 @@ def _check_races(run: _Import, nodes: list[Node], before: dict[Node, list[Node]]
 
 
 def _touched(run: _Import, node: Node) -> tuple[list[Place], set[Place]]:
-    step, rank = run._at(node), node[0]
+    step, rank = run.at(node), node[0]
     reads: list[Place] = []
     if step.type in ("s", "rrc", "rrs", "rrcs", "cpy", "re"):
         reads += run.places(rank, step.srcbuf, step.srcoff, step)
@@ -371,19 +368,23 @@ class _Assembly:
 
     def schedule(self) -> Schedule:
         at = self._steps()
-        edges: dict[tuple[int, int, int, int, int, Op], list[tuple[int, Unit]]] = defaultdict(list)
+        # Sorted by step, then by the named edge or the turn, so that edges stand in the order of their additions.
+        parts: dict[tuple[int, int, int, int, int, int, Op], list[Unit]] = defaultdict(list)
         for v in self.versions:
-            for i, t in enumerate(v.transfers):
-                edges[at[id(v)], t.dst, i, t.src, 0, v.op].append((t.order, t.unit))
-        rows = sorted((key[0], key[1], key[2], key[3], key[5], [u for _, u in units]) for key, units in edges.items())
-        chunks, chunk_of = self._chunks([(r[0], r[3], r[1], r[4], r[5]) for r in rows])
-        built = [
+            for turn, t in enumerate(v.transfers):
+                named = t.step.edge is not None
+                order = (t.step.edge or 0, 0) if named else (turn, t.step.line)
+                parts[at[id(v)], int(not named), *order, t.dst, t.src, v.op].append(t.unit)
+        rows = sorted(parts.items())
+        chunks, chunk_of = self._chunks([units for _, units in rows])
+        edges = [
             Edge(step, src, dst, op, tuple(sorted({chunk_of[u] for u in units})))
-            for step, dst, _, src, op, units in rows
+            for (step, _, _, _, dst, src, op), units in rows
         ]
         program = self.run.program
-        steps = 1 + max((e.step for e in built), default=-1)
-        graphs = independent_graphs(built, "part", limit=_GRAPHS_A_RANK * self.run.n)
+        steps = 1 + max((e.step for e in edges), default=-1)
+        graphs = independent_graphs(edges, "part", limit=_GRAPHS_A_RANK * self.run.n)
+        graphs = tuple(joined_edges(g) for g in graphs)
         return Schedule(program.name, self.run.collective, steps, chunks, graphs, program.pipeline)
 
     def _steps(self) -> dict[int, int]:
@@ -397,7 +398,7 @@ class _Assembly:
         floor: dict[int, int] = {}
         for v in self.versions:
             graph.add_node(id(v))
-            floor[id(v)] = max((t.ten for t in v.transfers if t.ten is not None), default=0)
+            floor[id(v)] = max((t.step.ten for t in v.transfers if t.step.ten is not None), default=0)
 
         def after(first: int, then: int, gap: int) -> None:
             gap = max(gap, graph.edges[first, then]["gap"]) if graph.has_edge(first, then) else gap
@@ -418,7 +419,7 @@ class _Assembly:
         member: dict[int, int] = whole.graph["mapping"]
         for first, then, gap in graph.edges(data="gap"):
             if gap and member[first] == member[then]:
-                raise self.run._error(
+                raise self.run.error(
                     None, "a rank sends a value after it was replaced; a schedule keeps only the newest"
                 )
         at: dict[int, int] = {}
@@ -431,11 +432,11 @@ class _Assembly:
                         at[part] = max(at[part], at[member[first]] + gap)
         return {v: at[member[v]] for v in graph}
 
-    def _chunks(self, rows: list[tuple[int, int, int, Op, list[Unit]]]) -> tuple[tuple[Chunk, ...], dict[Unit, int]]:
+    def _chunks(self, rows: list[list[Unit]]) -> tuple[tuple[Chunk, ...], dict[Unit, int]]:
         """Neighbouring units of a block that always travel together, as one chunk."""
         ways: dict[Unit, list[int]] = defaultdict(list)
-        for i, row in enumerate(rows):
-            for unit in row[4]:
+        for i, units in enumerate(rows):
+            for unit in units:
                 ways[unit].append(i)
         run, chunks, chunk_of = self.run, list[Chunk](), dict[Unit, int]()
         sources = range(run.n) if run.kind.has_src else (None,)

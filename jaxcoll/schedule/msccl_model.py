@@ -34,7 +34,7 @@ _MAX_ITEMS = 1 << 20  # bound on any number in a file: far above every real prog
 
 @dataclass
 class Step:
-    """One step; `ten` is the step of the time-expanded network it came from, which MSCCL itself ignores."""
+    """One step; `ten` and `edge`, which MSCCL ignores, are the step and the edge of the schedule it came from."""
 
     type: str
     srcbuf: str = "i"
@@ -46,6 +46,7 @@ class Step:
     deps: int = -1
     hasdep: int = 0
     ten: int | None = None
+    edge: int | None = None
     line: int = 0
 
 
@@ -120,7 +121,7 @@ def _step_fields(index: int, s: Step) -> dict[str, Any]:
     fields: dict[str, Any] = {"s": index, "type": s.type, "srcbuf": s.srcbuf, "srcoff": s.srcoff}
     fields |= {"dstbuf": s.dstbuf, "dstoff": s.dstoff, "cnt": s.cnt}
     fields |= {"depid": s.depid, "deps": s.deps, "hasdep": s.hasdep}
-    return fields if s.ten is None else {**fields, "ten": s.ten}
+    return fields | {name: v for name, v in (("ten", s.ten), ("edge", s.edge)) if v is not None}
 
 
 def _attributes(fields: dict[str, Any]) -> str:
@@ -215,8 +216,8 @@ def read(text: str, source: str = "MSCCL XML") -> Program:
 
 
 def _gpu(element: _Element, ngpus: int) -> Gpu:
-    sizes = [element.number(name, 0, _MAX_ITEMS) for name in ("i_chunks", "o_chunks", "s_chunks")]
-    gpu = Gpu(element.number("id", 0, ngpus - 1), *sizes, line=element.line)
+    i, o, s = (element.number(name, 0, _MAX_ITEMS) for name in ("i_chunks", "o_chunks", "s_chunks"))
+    gpu = Gpu(element.number("id", 0, ngpus - 1), i, o, s, line=element.line)
     gpu.blocks = [_block(e, ngpus, gpu.id) for e in element.of("tb")]
     if [b.id for b in gpu.blocks] != list(range(len(gpu.blocks))):
         raise element.error(f"the threadblocks have the ids {[b.id for b in gpu.blocks]}; wanted 0, 1, ... in order")
@@ -262,5 +263,6 @@ def _step(e: _Element, block: ThreadBlock) -> Step:
         e.number("deps", 0, _MAX_ITEMS) if depid >= 0 else -1,
         e.number("hasdep", 0, 1, 0),
         e.number("ten", 0, 65535) if "ten" in e.attributes else None,
+        e.number("edge", 0, _MAX_ITEMS) if "edge" in e.attributes else None,
         e.line,
     )

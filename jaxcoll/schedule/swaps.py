@@ -178,7 +178,7 @@ def _advance(states: State, ops: IntArray, src: IntArray, dst: IntArray) -> npt.
             own, other = states[pairs, dst[:, e]], moved[:, e]
             states[pairs, dst[:, e], 0] = own[:, 0] + other[:, 0]
             states[pairs, dst[:, e], 1] = _combined(own[:, 1], other[:, 1])
-    return moved[:, :, 0].all(axis=1)
+    return np.asarray(moved[:, :, 0].all(axis=1))
 
 
 def _combined(a: State, b: State) -> State:
@@ -228,8 +228,8 @@ def _no_self_edges(arriving: list[RankEdge], leaving: list[RankEdge], pairs: Int
 
 def _surviving(run: _ChunkRun, t: int, pairs: IntArray, same_bits: bool) -> IntArray:
     """The pairs whose swap at step t leaves this chunk's result right."""
-    doubtful = run.moves_at(t)[pairs].any(axis=1)
-    keep = ~doubtful
+    doubtful = np.asarray(run.moves_at(t)[pairs].any(axis=1))
+    keep = np.logical_not(doubtful)
     size = max(1, _BATCH // max(1, run.states[0].size))
     rows = np.flatnonzero(doubtful)
     for i in range(0, len(rows), size):

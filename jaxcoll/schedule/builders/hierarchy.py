@@ -12,7 +12,7 @@ from typing import Any
 
 from jaxcoll.errors import ScheduleError
 from jaxcoll.schedule.builders.registry import REGISTRY, Builder, Request
-from jaxcoll.schedule.ir import Chunk, Edge, Kind, Schedule, home_chunks, independent_graphs
+from jaxcoll.schedule.ir import Chunk, Edge, Kind, Schedule, home_chunks, independent_graphs, joined_edges
 
 ChunkMap = Callable[[int], tuple[int, ...]]  # a chunk of the part's own schedule -> chunks of the whole
 
@@ -86,7 +86,8 @@ class _Assembly:
 
     def finish(self, chunks: tuple[Chunk, ...]) -> Schedule:
         r = self.request
-        graphs = independent_graphs(self.edges, "slot")
+        # One message where a position that serves several slots would send several to one peer in one step.
+        graphs = tuple(joined_edges(g) for g in independent_graphs(self.edges, "slot"))
         return Schedule(r.name, r.collective, self.step, chunks, graphs, r.pipeline, self.canonical)
 
 
