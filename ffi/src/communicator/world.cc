@@ -181,11 +181,15 @@ Status World::Stage(uint64_t group, int64_t set_key, uint64_t version, int64_t p
 
 uint32_t World::NextIndex(uint64_t group, int rank, uint64_t site, int64_t launch) {
   Counter& c = counters_[Mix64(group ^ Mix64(site ^ Mix64(static_cast<uint64_t>(rank))))];
-  for (auto it = c.launches.rbegin(); it != c.launches.rend(); ++it)
-    if (it->first == launch) return it->second++;
-  c.launches.emplace_back(launch, 1);
-  if (c.launches.size() > kLaunchesKept) c.launches.pop_front();
-  return 0;
+  auto [it, fresh] = c.begun.emplace(launch, 0);
+  if (fresh) {
+    c.order.push_back(launch);
+    if (c.order.size() > kLaunchesKept) {
+      c.begun.erase(c.order.front());
+      c.order.pop_front();
+    }
+  }
+  return it->second++;
 }
 
 bool World::Execute(Call call, Status* status, Completion done) {

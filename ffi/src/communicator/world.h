@@ -67,7 +67,9 @@ class World {
     std::vector<int> local_ranks;
   };
   struct Counter {
-    std::deque<std::pair<int64_t, uint32_t>> launches;  // executions of a call site begun by a rank, per launch
+    // Executions of a call site begun by a rank, per launch; the oldest launches are forgotten.
+    std::unordered_map<int64_t, uint32_t> begun;
+    std::deque<int64_t> order;
   };
   // All under mu_.
   Status GetMember(const int64_t* devices, size_t count, Member* out);

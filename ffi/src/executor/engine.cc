@@ -11,7 +11,7 @@ constexpr size_t kMaxEarlyBytes = size_t{256} << 20;  // what peers may send ahe
 constexpr size_t kMaxAborted = 4096;
 constexpr size_t kRecordCapacity = size_t{1} << 17;
 constexpr size_t kHelpFrom = size_t{128} << 10;  // bytes of a task from which waking another thread pays
-constexpr int kYields = 4;
+static const int kYields = getenv("KY") ? atoi(getenv("KY")) : 4;
 constexpr auto kTick = std::chrono::milliseconds(50);
 
 }  // namespace
@@ -140,7 +140,8 @@ void Engine::Drive(const OpKey& key, int rank, const std::atomic<bool>& over) {
 bool Engine::Pump() {
   bool any = false;
   for (Pollable* p : pollables_)
-    if (p->carries_data()) any = p->Poll() || any;
+    if (p->carries_data() || !options_.threads) any = p->Poll() || any;
+  if (!any && !has_tasks_.load(std::memory_order_relaxed) && options_.threads) return false;
   std::unique_lock<std::mutex> lock(mu_);
   any = any || !tasks_.empty();
   RunTasks(lock);
@@ -158,6 +159,7 @@ void Engine::RunTasks(std::unique_lock<std::mutex>& lock) {
   while (!tasks_.empty()) {
     Task t = tasks_.front();
     tasks_.pop_front();
+    has_tasks_.store(!tasks_.empty(), std::memory_order_relaxed);
     if (options_.helpers > 0 && !tasks_.empty() && tasks_.front().execution->TaskBytes(tasks_.front().lane, tasks_.front().node) >= kHelpFrom)
       helper_cv_.notify_one();
     ++t.execution->running;

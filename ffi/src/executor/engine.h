@@ -128,6 +128,11 @@ class Engine : public LinkSink {
   std::unordered_map<OpKey, std::string, Hash> aborted_;
   std::deque<OpKey> aborted_order_;
   std::deque<Task> tasks_;
+  std::atomic<bool> has_tasks_{false};  // a hint for those who don't hold mu_
+  void AddTask(Execution* e, uint32_t lane, uint32_t node) {
+    tasks_.push_back({e, lane, node});
+    has_tasks_.store(true, std::memory_order_relaxed);
+  }
   std::vector<Finished> finished_;
   std::vector<std::unique_ptr<Execution>> graveyard_;
   uint64_t next_token_ = 1;

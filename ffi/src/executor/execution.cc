@@ -120,7 +120,7 @@ void Execution::DepsMet(uint32_t lane, uint32_t id) {
     if (InPlace(node) && in(lane, node.first_in).state == In::kNone) Accept(lane, node.first_in);
     if (missing(lane, id) != 0) return;
   }
-  engine_->tasks_.push_back({this, lane, id});
+  engine_->AddTask(this, lane, id);
 }
 
 void Execution::Accept(uint32_t lane, uint32_t i) {
@@ -288,7 +288,7 @@ void Execution::Arrived(uint32_t lane, uint32_t i) {
   if (s.arrive_ns == 0) s.arrive_ns = NowNs();
   if (lane >= next_lane_) return;  // StartLane will count it
   uint32_t id = plan_.node_of_incoming[i];
-  if (--missing(lane, id) == 0 && deps(lane, id) == 0 && !failed) engine_->tasks_.push_back({this, lane, id});
+  if (--missing(lane, id) == 0 && deps(lane, id) == 0 && !failed) engine_->AddTask(this, lane, id);
 }
 
 void Execution::OnAck(const Header& h) {

@@ -330,6 +330,7 @@ bool ShmTransport::Drain(ShmLink* link) {
 }
 
 bool ShmTransport::Poll() {
+  if (!AnyInbound() && !AnyWork()) return false;
   std::unique_lock<std::mutex> lock(poll_mu_, std::try_to_lock);
   if (!lock.owns_lock()) return false;
   bool any = false;
