@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import jax
 import jax.core
+import numpy as np
 from jax import lax
 
 from jaxcoll import compat
@@ -295,5 +296,14 @@ def pbroadcast(
     """
     axes = _axes(axis_name, "pbroadcast")
     options = Options.checked(schedule, deterministic)
-    source = source if isinstance(source, jax.Array) else int(source)
+    if isinstance(source, jax.Array):
+        if compat.jax_primitive("pbroadcast_dynamic") is None:
+            raise UsageError(
+                f"pbroadcast: `source` must be an int with jax {jax.__version__}, not a traced value; the sum of "
+                "jnp.where(jax.lax.axis_index(axis) == source, x, 0) over the axis is the same"
+            )
+    elif isinstance(source, bool) or not isinstance(source, (int, np.integer)):  # pyright: ignore
+        raise UsageError(f"pbroadcast: `source` must be an int, the index of a rank, not {source!r}")
+    else:
+        source = int(source)
     return _map(lambda leaf: lax.pbroadcast(leaf, axes, source), x, options)

@@ -12,6 +12,8 @@ os.environ["XLA_FLAGS"] = " ".join(
     [
         *(f for f in os.environ.get("XLA_FLAGS", "").split() if "host_platform_device_count" not in f),
         f"--xla_force_host_platform_device_count={DEVICES}",
+        # jax.lax's own collectives abort the process when a rank is this late; on a busy machine the default 40 s are few.
+        "--xla_cpu_collective_call_terminate_timeout_seconds=200",
     ]
 )
 # Up to jax 0.11.1, launches with jax.lax's collectives hang where the thread pool is no larger than the device count.

@@ -33,6 +33,7 @@ BAD: list[tuple[str, Any, type[Exception], str]] = [
     ("perm type", lambda t: jaxcoll.ppermute(t, "a", {0: 1}), TypeError, r"must be a list or a tuple"),
     ("perm twice", lambda t: jaxcoll.ppermute(t, "a", [(0, 1), (0, 2)]), UsageError, r"must be unique, got"),
     ("perm range", lambda t: jaxcoll.ppermute(t, "a", [(0, 4)]), UsageError, r"destination of `perm` 4 .* 0\.\.3"),
+    ("source type", lambda t: jaxcoll.pbroadcast(t, "a", 1.5), UsageError, r"`source` must be an int"),
     ("source range", lambda t: jaxcoll.pbroadcast(t, "a", 4), UsageError, r"`source` of pbroadcast 4 .* 0\.\.3"),
     ("scatter, tiled", lambda t: jaxcoll.psum_scatter(t[:3], "a", tiled=True), ValueError, "must be divisible by"),
     ("scatter", lambda t: jaxcoll.psum_scatter(t[:3], "a"), ValueError, r"size 3 must match shard count 4"),

@@ -13,6 +13,8 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import jaxcoll
+from jaxcoll import compat
+from jaxcoll.errors import UsageError
 
 from . import cases, helpers
 
@@ -183,6 +185,19 @@ def test_gradients_of_a_shared_weight_are_summed() -> None:
     got = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=(P(), P("a"), P("a")), out_specs=P()))(w, x, y)
     expected = jax.grad(lambda w: jnp.mean((x @ w - y) ** 2))(w)
     np.testing.assert_allclose(got, expected, rtol=1e-5)
+
+
+def test_broadcast_from_a_traced_source() -> None:
+    """jax.lax takes one from 0.12 on; before that the error says what does the same."""
+    mesh = cases.mesh_of(a=4)
+    body = jax.shard_map(
+        lambda t, s: jaxcoll.pbroadcast(t, "a", s), mesh=mesh, in_specs=(P("a"), P()), out_specs=P("a")
+    )
+    if compat.jax_primitive("pbroadcast_dynamic") is None:
+        with pytest.raises(UsageError, match=r"jnp\.where"):
+            jax.jit(body)(jnp.arange(4.0), 2)
+    else:
+        assert jax.jit(body)(jnp.arange(4.0), jnp.int32(2)).tolist() == [2.0] * 4
 
 
 def test_pmap_in_two_programs_at_once() -> None:
