@@ -216,7 +216,8 @@ def test_builders_can_be_selected_by_kind() -> None:
 
 
 @pytest.mark.parametrize(
-    ("n", "weights"), [(1000, [1, 1, 1]), (5, [1, 1, 1]), (0, [1, 2]), (4096, [3, 0, 1, 0]), (7, [0, 1])]
+    ("n", "weights"),
+    [(1000, [1, 1, 1]), (5, [1, 1, 1]), (0, [1, 2]), (4096, [3, 0, 1, 0]), (4100, [3, 0, 1, 0]), (7, [0, 1])],
 )
 def test_ranges_cover_a_block(n: int, weights: list[int]) -> None:
     schedule = build("direct", "all_reduce", len(weights), shares=weights)

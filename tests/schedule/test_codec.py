@@ -66,6 +66,21 @@ def test_damage_is_named(change: object, what: str) -> None:
         decode(change(data))  # type: ignore[operator]
 
 
+def test_parts_must_follow_each_other() -> None:
+    schedule = build("ring", "all_reduce", 4)
+    edges = len(schedule.edges)
+    start = len(encode(schedule)) - 4 * edges - 16 * edges  # one chunk an edge
+    for at, what in (
+        (start + 16 + 8, "edge 1 has references 5..6, wanted 1.."),
+        (start - 8, "graph 3 takes edges 5.."),
+    ):
+        damaged = bytearray(encode(schedule))
+        damaged[at : at + 4] = struct.pack("<I", 5)
+        damaged[12:16] = struct.pack("<I", zlib.crc32(bytes(damaged[16:])))
+        with pytest.raises(ScheduleError, match=what):
+            decode(bytes(damaged))
+
+
 def test_damage_behind_a_right_checksum_never_escapes() -> None:
     data = encode(build("hierarchical", "all_reduce", 5, groups=[[0, 1], [2, 3], [4]]))
     rng = random.Random(1)
