@@ -22,6 +22,8 @@ BIN := $(VENV)/bin
 BUILD := build/$(notdir $(VENV))
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 JOBS ?= $(shell nproc)
+# Rows of the benchmark: make bench ROWS="chain inproc"
+ROWS ?=
 # The pytest arguments: make test TESTS="tests/bench -k sizes"
 TESTS ?=
 
@@ -80,8 +82,9 @@ test: $(VENV)/.test native
 	cd $(BUILD) && $(abspath $(BIN))/ctest --output-on-failure -j $(JOBS)
 	$(BIN)/python -m pytest $(TESTS)
 
-bench: $(VENV)/.examples native
-	PYTHON=$(BIN)/python ./examples/benchmarks.sh
+bench: $(VENV)/.base native
+	@$(BIN)/python -c 'import mpi4py' 2>/dev/null || $(PIP) install mpi4py || true
+	$(BIN)/python -m jaxcoll.bench.suite --write BENCHMARKS.md $(ROWS)
 
 lint: $(VENV)/.dev native
 	$(BIN)/ruff format --check .

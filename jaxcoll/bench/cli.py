@@ -148,20 +148,31 @@ def _run_cases(bench: Bench, cases: Sequence[Any], plan: Plan, progress: _Progre
     return rows
 
 
-def main(argv: Sequence[str]) -> int:
-    """The command `jaxcoll bench`. Returns the exit status: 0 if every value was right."""
+def _parse(argv: Sequence[str]) -> Any:
     values = _flags()
-    if any(word in ("-h", "--help", "-help") for word in argv):
-        print(_ABOUT + "\nFlags:\n" + values.get_help())
-        return 0
     try:
         rest = values(["jaxcoll bench", *argv])[1:]
     except flags.Error as error:
         raise UsageError(f"{error}. See jaxcoll bench --help.") from None
     if rest:
         raise UsageError(f"{rest[0]!r} is no flag. See jaxcoll bench --help.")
+    return values
+
+
+def measure(argv: Sequence[str]) -> list[Row]:
+    """What `jaxcoll bench` does for these flags: print the tables, and return their rows."""
+    values = _parse(argv)
     rows = _run(values)
     if values.json:
         document = {"environment": table.environment(), "flags": list(argv), "results": [row.as_json() for row in rows]}
         Path(values.json).write_text(json.dumps(document, indent=1) + "\n")
+    return rows
+
+
+def main(argv: Sequence[str]) -> int:
+    """The command `jaxcoll bench`. Returns the exit status: 0 if every value was right."""
+    if any(word in ("-h", "--help", "-help") for word in argv):
+        print(_ABOUT + "\nFlags:\n" + _flags().get_help())
+        return 0
+    rows = measure(argv)
     return 1 if not rows or any(row.nwrong for row in rows) else 0
