@@ -16,13 +16,16 @@ NETNS = Path("/run/netns")
 # address that the host name has), then become the program. In the child's own interpreter, since code between fork and
 # exec is unsafe in a parent with threads. 1 is PR_SET_PDEATHSIG.
 _ENTER = """
-import ctypes, os, signal, socket, sys
+import ctypes, json, os, signal, socket, sys
 parent, path, name, control = sys.argv[1:5]
 libc = ctypes.CDLL(None, use_errno=True)
 libc.prctl(1, signal.SIGKILL, 0, 0, 0)
 if os.getppid() != int(parent): sys.exit(1)
 if control in os.environ:
-    link = socket.create_connection(("127.0.0.1", int(os.environ[control].partition(":")[0])))
+    port, _, token = os.environ[control].partition(":")
+    link = socket.create_connection(("127.0.0.1", int(port)))
+    hello = {"rank": int(os.environ["JAXCOLL_LAUNCH_RANK"]), "token": token}
+    link.sendall(json.dumps(hello).encode() + b"\\n")
     os.set_inheritable(link.fileno(), True)
     os.environ[control + "_FD"] = str(link.detach())
 def call(what, *args):
@@ -38,8 +41,9 @@ except OSError as error: sys.exit(f"can't run {sys.argv[5]}: {error.strerror}")
 def enter_command(parent: int, namespace: str, hostname: str, control: str, command: Sequence[str]) -> list[str]:
     """The command line that runs `command` inside a namespace, as long as process `parent` lives.
 
-    control: the environment variable that holds "port:secret" of a listener on the parent's loopback; if it is set, the
-    program finds a connection to it under the descriptor number in `<control>_FD`.
+    control: the environment variable that holds "port:secret" of a `jaxcoll.bench.control.Listener` on the parent's
+    loopback; if it is set, the program finds a connection that has been announced there under the descriptor number in
+    `<control>_FD`.
     """
     shim = [sys.executable, "-I", "-S", "-c", _ENTER, str(parent), str(NETNS / namespace), hostname, control]
     return [*shim, *command]

@@ -72,7 +72,7 @@ class End:
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """A cable: what `a` sends is its direction "up", what `b` sends is "down". rate None: as fast as the kernel goes."""
+    """A cable: what `a` sends is its direction "up", what `b` sends is "down". rate None: unlimited."""
 
     name: str
     a: End
@@ -136,7 +136,8 @@ class _Plan:
     def __init__(self, hosts: int, outsiders: int, rate: float):
         if not 1 <= hosts <= MOST_STATIONS or not 0 <= outsiders <= MOST_STATIONS:
             raise UsageError(
-                f"A testbed has 1 to {MOST_STATIONS} hosts and 0 to {MOST_STATIONS} outsiders, not {hosts} and {outsiders}."
+                f"A testbed has 1 to {MOST_STATIONS} hosts and up to {MOST_STATIONS} outsiders, "
+                f"not {hosts} and {outsiders}."
             )
         self.hosts = tuple(f"h{i}" for i in range(hosts))
         self.outsiders = tuple(f"x{i}" for i in range(outsiders))

@@ -34,10 +34,8 @@ def _class_lines(verb: str, end: End, rate: float) -> list[str]:
         f"{head} parent 1: classid 1:1 htb rate {bits}bit ceil {bits}bit burst {_BURST} cburst {_BURST} quantum {MTU}"
     ]
     minors = [2, *range(_FIRST_SHARE, _FIRST_SHARE + len(end.shares))]
-    lines += [
-        f"{head} parent 1:1 classid 1:{minor:x} htb rate {part}bit ceil {bits}bit burst {MTU + 1000} cburst {_BURST} quantum {MTU}"
-        for minor in minors
-    ]
+    limits = f"htb rate {part}bit ceil {bits}bit burst {MTU + 1000} cburst {_BURST} quantum {MTU}"
+    lines += [f"{head} parent 1:1 classid 1:{minor:x} {limits}" for minor in minors]
     return lines
 
 
@@ -59,8 +57,8 @@ class Testbed:
     """A layout made real; a context manager that leaves nothing behind.
 
     run: its name, part of the namespaces' names (`jxc-<run>-h0`); None: made from this process's id. What a killed
-    process has left is removed when the next testbed starts, or by `clean`. Start it, and what runs in it, from a thread
-    that outlives both. Raises Unavailable where the system doesn't allow it.
+    process has left is removed when the next testbed starts, or by `clean`. Start it, and what runs in it, from a
+    thread that outlives both. Raises Unavailable where the system doesn't allow it.
     """
 
     __test__ = False  # no test class, whatever its name
@@ -89,9 +87,8 @@ class Testbed:
         lines = [f"netns add {name(node)}" for node in layout.nodes]
         for link in layout.links:
             a, b = link.a, link.b
-            lines.append(
-                f"link add {a.interface} mtu {MTU} netns {name(a.node)} type veth peer name {b.interface} mtu {MTU} netns {name(b.node)}"
-            )
+            near, far = f"{a.interface} mtu {MTU} netns {name(a.node)}", f"{b.interface} mtu {MTU} netns {name(b.node)}"
+            lines.append(f"link add {near} type veth peer name {far}")
         iproute.run("ip", lines=lines)
         for node in layout.nodes:
             self._configure(node)
@@ -150,7 +147,7 @@ class Testbed:
         )
 
     def start_flows(self, flows: Sequence[Flow]) -> Running:
-        """Start background flows; returns when data of each has arrived. They end with `stop()`, or with the testbed."""
+        """Start background flows; returns when data of each has arrived. They end with `stop()` or the testbed."""
         running = Running(flows, self.spawn, self.layout.station)
         self._flows.append(running)
         return running

@@ -1,8 +1,8 @@
 """What a testbed leaves behind if it is killed, and how that is found and removed.
 
 A testbed that is made directly (as root) has a file here, locked for as long as its process lives: the kernel lets the
-lock go however the process ends. A file that can be locked belongs to the dead; its namespaces are removed. A testbed in
-a user namespace needs none of this, since the kernel removes it with its last process.
+lock go however the process ends. A file that can be locked belongs to the dead; its namespaces are removed. In a user
+namespace none of this would be needed, since the kernel removes it with its last process.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import signal
 import time
 from collections.abc import Generator, Sequence
 from pathlib import Path
+from typing import Any
 
 from jaxcoll.errors import UsageError
 from jaxcoll.testbed import iproute
@@ -52,7 +53,7 @@ class Claim:
             try:
                 fd = os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o644)
             except FileExistsError:
-                owner = json.loads(self._path.read_text() or "{}").get("pid")
+                owner, _ = _read(self._path)
                 raise UsageError(
                     f"A testbed {run!r} is running already (process {owner}): end it, or use another name."
                 ) from None
@@ -65,6 +66,13 @@ class Claim:
         """Give the run id back; its namespaces must be gone."""
         self._path.unlink(missing_ok=True)
         self._file.close()
+
+
+def _read(path: Path) -> tuple[int, list[str]]:
+    # The owner's process id and its namespaces. An empty file is that of a process killed before it made anything.
+    text = path.read_text()
+    record: dict[str, Any] = json.loads(text) if text else {"pid": 0, "namespaces": []}
+    return int(record["pid"]), list(record["namespaces"])
 
 
 def clean(*, force: bool = False) -> list[str]:
@@ -80,8 +88,7 @@ def _clean(*, force: bool = False) -> list[str]:
     removed: list[str] = []
     living: list[str] = []
     for path in sorted(FOLDER.glob("*.json")):
-        text = path.read_text()
-        record = json.loads(text) if text else {"namespaces": [], "pid": 0}
+        pid, names = _read(path)
         with path.open("r+") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -90,9 +97,9 @@ def _clean(*, force: bool = False) -> list[str]:
                     living.append(path.stem)
                     continue
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(record["pid"], signal.SIGKILL)
+                    os.kill(pid, signal.SIGKILL)
                 fcntl.flock(file, fcntl.LOCK_EX)
-            removed += remove(record["namespaces"])
+            removed += remove(names)
             path.unlink()
     # Named like ours, with nothing to tell whose they are: somebody has removed the file.
     mine = tuple(f"{PREFIX}{run}-" for run in living)
