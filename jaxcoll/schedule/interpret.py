@@ -20,7 +20,7 @@ _COMBINE: dict[str, Callable[[Array, Array], Array]] = {
     "max": np.maximum,
     "min": np.minimum,
 }
-_NARROW_FLOATS = ("float16", "bfloat16", "float8", "float6", "float4")  # by name: their package isn't imported here
+_NARROW_FLOATS = ("float16", "bfloat16", "float8_", "float6_", "float4_")  # by name: their package isn't imported here
 _NARROW_INTS = {"int2": 2, "uint2": 2, "int4": 4, "uint4": 4}
 
 
