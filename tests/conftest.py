@@ -12,7 +12,7 @@ os.environ["XLA_FLAGS"] = " ".join(
     [
         *(f for f in os.environ.get("XLA_FLAGS", "").split() if "host_platform_device_count" not in f),
         f"--xla_force_host_platform_device_count={DEVICES}",
-        # jax.lax's own collectives abort the process when a rank is this late; on a busy machine the default 40 s are few.
+        # jax.lax aborts the process when a rank is this late; on a busy machine the default 40 s are few.
         "--xla_cpu_collective_call_terminate_timeout_seconds=200",
     ]
 )
