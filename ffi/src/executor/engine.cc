@@ -355,17 +355,20 @@ void Engine::Dispatch(Link* link, const Header& h, const void* payload) {
     if (h.type != MessageType::kAck) KeepEarly(link, h, payload);
     return;
   }
-  if (e->failed) return;
-  if (h.src >= e->request.group->size() || (link != nullptr && e->request.group->process[h.src] != link->process())) return;
+  if (e->failed || h.src >= e->request.group->size() || (link != nullptr && e->request.group->process[h.src] != link->process()))
+    return Drop(link, h, payload);
   if (h.signature != e->signature()) {
     FailKey(h.key, Format("the ranks disagree: %s, but rank %u calls %s%s", e->Describe().c_str(), h.src,
                           Execution::DescribeSignature(h.signature).c_str(),
                           (h.signature >> 8) == (e->signature() >> 8) ? " with another schedule or table" : ""), e);
-    return;
+    return Drop(link, h, payload);
   }
   switch (h.type) {
     case MessageType::kOffer:
       e->OnOffer(link, h, static_cast<const RemoteSpan*>(payload), h.payload / sizeof(RemoteSpan), link == nullptr ? Find(h.key, h.src) : nullptr);
+      break;
+    case MessageType::kPosted:
+      if (h.payload == sizeof(RemoteSpan)) e->OnPosted(link, h, *static_cast<const RemoteSpan*>(payload));
       break;
     case MessageType::kEager: e->OnEager(link, h, payload); break;
     case MessageType::kReady: e->OnReady(link, h); break;
@@ -374,12 +377,17 @@ void Engine::Dispatch(Link* link, const Header& h, const void* payload) {
   }
 }
 
+void Engine::Drop(Link* link, const Header& h, const void* payload) {
+  if (link != nullptr && h.type == MessageType::kPosted && h.payload == sizeof(RemoteSpan))
+    link->ReleasePosted(*static_cast<const RemoteSpan*>(payload));
+}
+
 void Engine::KeepEarly(Link* link, const Header& h, const void* payload) {
-  if (aborted_.count(h.key) != 0) return;
+  if (aborted_.count(h.key) != 0) return Drop(link, h, payload);
   size_t bytes = h.payload + sizeof(Early);
   if (early_bytes_ + bytes > kMaxEarlyBytes) {
     if (options_.log) options_.log(Format("rank %u sent more than %zu MiB ahead; message dropped", h.src, kMaxEarlyBytes >> 20));
-    return;
+    return Drop(link, h, payload);
   }
   early_bytes_ += bytes;
   const auto* p = static_cast<const uint8_t*>(payload);
@@ -480,7 +488,10 @@ void Engine::FailKey(const OpKey& key, const std::string& why, const Execution* 
       ++it;
       continue;
     }
-    for (const Early& m : it->second) early_bytes_ -= m.payload.size() + sizeof(Early);
+    for (const Early& m : it->second) {
+      early_bytes_ -= m.payload.size() + sizeof(Early);
+      Drop(m.link, m.header, m.payload.data());
+    }
     it = early_.erase(it);
   }
   for (Execution* e : mine)

@@ -101,6 +101,7 @@ class Engine : public LinkSink {
 
   void RunTasks(std::unique_lock<std::mutex>& lock);
   void Dispatch(Link* link, const Header& header, const void* payload);  // under mu_
+  void Drop(Link* link, const Header& header, const void* payload);      // gives back what an unwanted message holds
   void KeepEarly(Link* link, const Header& header, const void* payload);
   void SendTo(const Execution& from, int to_rank, Header header, const Span* payload, size_t spans);
   void Drive(const OpKey& key, int rank, const std::atomic<bool>& over);

@@ -82,6 +82,13 @@ Execution::Execution(Engine* engine, OpRequest req, Completion completion)
   heard_.resize(static_cast<size_t>(request.group->size()));
 }
 
+Execution::~Execution() {
+  for (auto& [slab, block] : posted_)
+    if (slab != nullptr) slab->Release(block);
+  for (InState& s : in_)
+    if (s.posted.size != 0) s.link->ReleasePosted(s.posted);
+}
+
 Link* Execution::LinkTo(int rank) const { return engine_->links_[static_cast<size_t>(request.group->process[static_cast<size_t>(rank)])]; }
 bool Execution::Local(int rank) const { return request.group->process[static_cast<size_t>(rank)] == engine_->my_process_; }
 
@@ -164,6 +171,7 @@ void Execution::IssueSend(uint32_t lane, uint32_t id) {
     return;
   }
   Link* link = LinkTo(node.peer);
+  if (Post(link, lane, node, spans, bytes)) return SendDone(lane, id);
   if (bytes <= link->eager_limit()) {
     link->Send(MakeHeader(MessageType::kEager, node.peer, lane, node.transfer), spans.data(), spans.size());
     return SendDone(lane, id);
@@ -176,6 +184,23 @@ void Execution::IssueSend(uint32_t lane, uint32_t id) {
     return;
   }
   if (o.peer_ready) Stream(lane, id);
+}
+
+bool Execution::Post(Link* link, uint32_t lane, const Node& node, const std::vector<Span>& spans, size_t bytes) {
+  Slab* slab = link->slab();
+  if (slab == nullptr || bytes > slab->limit()) return false;
+  if (posted_.empty()) posted_.resize(size_t{lanes_} * plan_.num_values, {nullptr, 0});
+  auto& [owner, block] = posted_[size_t{lane} * plan_.num_values + node.value];
+  if (owner == nullptr) {
+    block = slab->Put(spans.data(), spans.size(), bytes);
+    if (block == 0) return false;
+    owner = slab;
+  }
+  slab->Hold(block);
+  RemoteSpan where{block, bytes};
+  Span payload{&where, sizeof(where)};
+  link->Send(MakeHeader(MessageType::kPosted, node.peer, lane, node.transfer), &payload, 1);
+  return true;
 }
 
 void Execution::Stream(uint32_t lane, uint32_t id) {
@@ -192,37 +217,53 @@ void Execution::Stream(uint32_t lane, uint32_t id) {
   LinkTo(node.peer)->Stream(h, SlotSpans(node.src, node.chunk, r), token);
 }
 
-void Execution::OnOffer(Link* link, const Header& h, const RemoteSpan* spans, size_t count, Execution* local_sender) {
+Execution::InState* Execution::Expected(const Header& h, uint32_t* index, size_t bytes) {
   heard_[h.src] = true;
-  if (h.transfer >= plan_.recv_of_transfer.size() || h.lane >= lanes_ || plan_.recv_of_transfer[h.transfer] < 0 || count == 0) return;
-  auto i = static_cast<uint32_t>(plan_.recv_of_transfer[h.transfer]);
-  InState& s = in(h.lane, i);
-  if (s.state != In::kNone) return;
+  if (h.transfer >= plan_.recv_of_transfer.size() || h.lane >= lanes_ || plan_.recv_of_transfer[h.transfer] < 0) return nullptr;
+  *index = static_cast<uint32_t>(plan_.recv_of_transfer[h.transfer]);
+  const Incoming& incoming = plan_.incoming[*index];
+  InState& s = in(h.lane, *index);
+  bool fits = s.state == In::kNone && incoming.peer == h.src &&
+              bytes == TransferBytes(h.lane, plan_.nodes[plan_.node_of_incoming[*index]].chunk, incoming.wide);
+  return fits ? &s : nullptr;
+}
+
+void Execution::OnOffer(Link* link, const Header& h, const RemoteSpan* spans, size_t count, Execution* local_sender) {
   size_t total = 0;
   for (size_t k = 0; k < count; ++k) total += spans[k].size;
-  const Incoming& incoming = plan_.incoming[i];
-  if (incoming.peer != h.src || total != TransferBytes(h.lane, plan_.nodes[plan_.node_of_incoming[i]].chunk, incoming.wide)) return;
-  s.link = link;
-  s.local_sender = local_sender;
-  s.first = spans[0];
-  s.more.assign(spans + (count > 1 ? 0 : count), spans + count);
-  s.state = In::kOffered;
+  uint32_t i;
+  InState* s = Expected(h, &i, total);
+  if (s == nullptr || count == 0) return;
+  s->link = link;
+  s->local_sender = local_sender;
+  s->direct = link == nullptr;
+  s->first = spans[0];
+  s->more.assign(spans + (count > 1 ? 0 : count), spans + count);
+  s->state = In::kOffered;
+  Arrived(h.lane, i);
+}
+
+void Execution::OnPosted(Link* link, const Header& h, const RemoteSpan& block) {
+  uint32_t i;
+  const void* data = link->Posted(block);
+  InState* s = data == nullptr ? nullptr : Expected(h, &i, block.size);
+  if (s == nullptr) return link->ReleasePosted(block);
+  s->link = link;
+  s->direct = true;
+  s->posted = block;
+  s->first = {reinterpret_cast<uint64_t>(data), block.size};
+  s->state = In::kOffered;
   Arrived(h.lane, i);
 }
 
 void Execution::OnEager(Link* link, const Header& h, const void* payload) {
-  heard_[h.src] = true;
-  if (h.transfer >= plan_.recv_of_transfer.size() || h.lane >= lanes_ || plan_.recv_of_transfer[h.transfer] < 0) return;
-  auto i = static_cast<uint32_t>(plan_.recv_of_transfer[h.transfer]);
-  InState& s = in(h.lane, i);
-  const Incoming& incoming = plan_.incoming[i];
-  if (s.state != In::kNone || incoming.peer != h.src ||
-      h.payload != TransferBytes(h.lane, plan_.nodes[plan_.node_of_incoming[i]].chunk, incoming.wide))
-    return;
-  s.link = link;
-  s.buffer.reset(new uint8_t[h.payload]);
-  memcpy(s.buffer.get(), payload, h.payload);
-  s.state = In::kHeld;
+  uint32_t i;
+  InState* s = Expected(h, &i, h.payload);
+  if (s == nullptr) return;
+  s->link = link;
+  s->buffer.reset(new uint8_t[h.payload]);
+  memcpy(s->buffer.get(), payload, h.payload);
+  s->state = In::kHeld;
   Arrived(h.lane, i);
 }
 
@@ -330,6 +371,12 @@ void Execution::NodeRan(uint32_t lane, uint32_t id) {
       InState& s = in(lane, k);
       s.buffer.reset();
       if (s.state != In::kOffered) continue;
+      if (s.posted.size != 0) {
+        s.link->ReleasePosted(s.posted);
+        s.posted.size = 0;
+        s.state = In::kInPlace;
+        continue;
+      }
       Header ack = MakeHeader(MessageType::kAck, plan_.incoming[k].peer, lane, plan_.incoming[k].transfer);
       s.state = In::kInPlace;
       s.local_sender = nullptr;
@@ -405,7 +452,7 @@ Status Execution::CopyIn(uint32_t lane, const Node& node) {
     auto* dst = static_cast<uint8_t*>(const_cast<void*>(to.data));
     if (s.state == In::kHeld) {
       memcpy(dst, s.buffer.get() + at, to.size);
-    } else if (s.local_sender != nullptr) {
+    } else if (s.direct) {
       for (size_t got = 0; got < to.size;) {
         size_t left = 0;
         const uint8_t* from = LocateSpan(spans, count, at + got, &left);
@@ -430,7 +477,7 @@ Status Execution::ReduceIn(uint32_t lane, const Node& node) {
   bool has_own = node.src.kind != SlotKind::kNone, remote = false;
   for (uint32_t k = 0; k < node.num_in; ++k) {
     const InState& s = in(lane, node.first_in + k);
-    remote = remote || (s.state == In::kOffered && s.local_sender == nullptr);
+    remote = remote || (s.state == In::kOffered && !s.direct);
   }
   static thread_local std::vector<uint8_t> bounce;
   static thread_local std::vector<Source> sources;
@@ -442,7 +489,7 @@ Status Execution::ReduceIn(uint32_t lane, const Node& node) {
     uint8_t* own = has_own ? Locate(node.src, node.chunk, at, &m) : nullptr;
     for (uint32_t k = 0; k < node.num_in; ++k) {
       const InState& s = in(lane, node.first_in + k);
-      if (s.state != In::kOffered || s.local_sender == nullptr) continue;
+      if (s.state != In::kOffered || !s.direct) continue;
       size_t left = 0, wire = WireSize(plan_.incoming[node.first_in + k].wide);
       LocateSpan(s.more.empty() ? &s.first : s.more.data(), s.more.empty() ? 1 : s.more.size(), static_cast<size_t>(at - r.begin) * wire, &left);
       m = std::min(m, static_cast<int64_t>(left / wire));
@@ -459,7 +506,7 @@ Status Execution::ReduceIn(uint32_t lane, const Node& node) {
       size_t count = s.more.empty() ? 1 : s.more.size(), left;
       if (s.state == In::kHeld) {
         sources.push_back({s.buffer.get() + offset, wide});
-      } else if (s.local_sender != nullptr) {
+      } else if (s.direct) {
         sources.push_back({LocateSpan(spans, count, offset, &left), wide});
       } else {
         uint8_t* to = bounce.data() + static_cast<size_t>(block) * sizeof(double) * 2 * k;

@@ -44,10 +44,12 @@ using Completion = std::function<void(const Status&)>;
 class Execution {
  public:
   Execution(Engine* engine, OpRequest request, Completion done);
+  ~Execution();
 
   void Start();
   // Messages for this operation.
   void OnOffer(Link* link, const Header& h, const RemoteSpan* spans, size_t count, Execution* local_sender);
+  void OnPosted(Link* link, const Header& h, const RemoteSpan& block);
   void OnEager(Link* link, const Header& h, const void* payload);
   void OnReady(Link* link, const Header& h);
   std::vector<MutableSpan> DataTarget(Link* link, const Header& h);
@@ -93,6 +95,8 @@ class Execution {
     bool ready_sent = false;
     Link* link = nullptr;
     Execution* local_sender = nullptr;
+    bool direct = false;          // kOffered: the addresses are this process's own (a local sender, or a peer's slab)
+    RemoteSpan posted{0, 0};      // the block of the peer's slab, size 0: none
     RemoteSpan first{0, 0};
     std::vector<RemoteSpan> more;
     std::unique_ptr<uint8_t[]> buffer;
@@ -113,6 +117,8 @@ class Execution {
   void StartLane(uint32_t lane);
   void DepsMet(uint32_t lane, uint32_t node);
   void IssueSend(uint32_t lane, uint32_t node);
+  bool Post(Link* link, uint32_t lane, const Node& node, const std::vector<Span>& spans, size_t bytes);
+  InState* Expected(const Header& h, uint32_t* index, size_t bytes);  // the transfer that a message names, if it fits and is still awaited
   void Stream(uint32_t lane, uint32_t node);
   void Accept(uint32_t lane, uint32_t i);       // tells a push sender that it may send
   void Arrived(uint32_t lane, uint32_t i);
@@ -146,6 +152,7 @@ class Execution {
   std::vector<uint32_t> deps_, missing_;
   std::vector<uint32_t> lane_left_;
   std::vector<std::unique_ptr<uint8_t[]>> scratch_;
+  std::vector<std::pair<Slab*, uint64_t>> posted_;  // [lane * values + value] blocks of the slab that hold it; held until the end
   std::vector<bool> heard_;                // [rank] some message of this operation came from it
 };
 

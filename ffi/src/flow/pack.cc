@@ -53,8 +53,7 @@ class Packer {
  public:
   Packer(int32_t ranks, int32_t arcs, const int32_t* tail, const int32_t* head, const Amount* capacity, int32_t max_depth)
       : ranks_(ranks), max_depth_(max_depth < 0 ? ranks : max_depth), tail_(tail, tail + arcs), head_(head, head + arcs),
-        capacity_(capacity, capacity + arcs), scale_(arcs), out_(ranks + 1, 0), in_(ranks), pending_(ranks, 0),
-        network_(ranks, arcs, tail, head) {
+        capacity_(capacity, capacity + arcs), scale_(arcs), out_(ranks + 1, 0), in_(ranks), pending_(ranks, 0) {
     for (int32_t a = 0; a < arcs; ++a) {
       ++out_[tail_[a] + 1];
       in_[head_[a]].push_back(a);  // rising tails, since arcs are sorted
@@ -119,16 +118,29 @@ class Packer {
     return slack;
   }
 
-  // Makes the last `count` cuts part of the index: their slack, and their bit at every rank they hold.
+  // Makes the last `count` cuts part of the index: their bit at every rank they hold, and their slack.
   void Index(size_t count) {
-    const size_t width = (cuts_.size() + 63) / 64;
+    const size_t first = cuts_.size() - count, width = (cuts_.size() + 63) / 64;
     for (Words& row : inside_) row.resize(width, 0);
     slack_.resize(cuts_.size());
-    for (size_t c = cuts_.size() - count; c < cuts_.size(); ++c) {
+    for (size_t c = first; c < cuts_.size(); ++c) {
+      slack_[c] = 0;
       for (int32_t v = 0; v < ranks_; ++v) {
-        if (Has(cuts_[c], v)) Put(&inside_[v], static_cast<int32_t>(c));
+        if (Has(cuts_[c], v)) {
+          Put(&inside_[v], static_cast<int32_t>(c));
+        } else {
+          slack_[c] -= pending_[v];
+        }
       }
-      slack_[c] = Slack(cuts_[c]);
+    }
+    for (size_t a = 0; a < capacity_.size(); ++a) {
+      if (capacity_[a] == 0) continue;
+      const Words &in = inside_[head_[a]], &out = inside_[tail_[a]];
+      for (size_t w = first / 64; w < width; ++w) {
+        uint64_t crossed = in[w] & ~out[w];
+        if (w == first / 64) crossed &= ~uint64_t{0} << (first % 64);
+        for (; crossed != 0; crossed &= crossed - 1) slack_[w * 64 + __builtin_ctzll(crossed)] += capacity_[a];
+      }
     }
   }
 
@@ -297,10 +309,20 @@ class Packer {
       start.push_back(static_cast<int32_t>(members.size()));
     }
     for (Amount count : pending_) total += count;
-    network_.Build(capacity_.data(), pending_.data(), static_cast<int32_t>(open.size()), amount.data(), start.data(),
-                   members.data());
+    // Towards the end most arcs are used up; leaving them out makes the search several times shorter.
+    std::vector<int32_t> tails, heads;
+    std::vector<Amount> left;
+    for (size_t a = 0; a < capacity_.size(); ++a) {
+      if (capacity_[a] == 0) continue;
+      tails.push_back(tail_[a]);
+      heads.push_back(head_[a]);
+      left.push_back(capacity_[a]);
+    }
+    Network network(ranks_, static_cast<int32_t>(left.size()), tails.data(), heads.data());
+    network.Build(left.data(), pending_.data(), static_cast<int32_t>(open.size()), amount.data(), start.data(),
+                  members.data());
     ++checks_;
-    const std::vector<Shortage> found = FindCuts(&network_, {}, Targets(), total, kMaxCuts);
+    const std::vector<Shortage> found = FindCuts(&network, {}, Targets(), total, kMaxCuts);
     fresh_.clear();
     for (const Shortage& shortage : found) {
       first_.push_back(shortage.target);
@@ -371,7 +393,6 @@ class Packer {
   std::vector<int32_t> out_;  // arcs of tail v: out_[v] .. out_[v + 1]
   std::vector<std::vector<int32_t>> in_;
   std::vector<Amount> pending_;
-  Network network_;
   std::vector<Words> cuts_;
   std::set<Words> known_;
   std::vector<Words> inside_;  // per rank: the known cuts that hold it

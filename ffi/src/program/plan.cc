@@ -35,6 +35,7 @@ class Compiler {
   struct Own {
     Slot slot;
     int writer = -1;             // node that wrote it, -1: the operand itself
+    int value = -1;              // its number, once a send reads it
     std::vector<uint32_t> readers;  // sends that read this version
   };
 
@@ -109,6 +110,8 @@ class Compiler {
     node.peer = static_cast<uint16_t>(peer);
     node.wide = wide;
     node.src = own_[chunk].slot;
+    if (own_[chunk].value < 0) own_[chunk].value = static_cast<int>(plan_->num_values++);
+    node.value = static_cast<uint32_t>(own_[chunk].value);
     uint32_t id = Add(node);
     if (own_[chunk].writer >= 0) Depend(id, static_cast<uint32_t>(own_[chunk].writer));
     own_[chunk].readers.push_back(id);
@@ -151,6 +154,7 @@ class Compiler {
     else if (own.writer >= 0) past.push_back(static_cast<uint32_t>(own.writer));
     own.slot = node.dst;
     own.writer = static_cast<int>(id);
+    own.value = -1;
     own.readers.clear();
   }
 

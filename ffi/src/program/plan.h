@@ -41,6 +41,7 @@ struct Node {
   uint16_t peer = 0;             // kSend: rank
   uint32_t chunk = 0;
   uint32_t transfer = 0, edge = 0;      // kSend
+  uint32_t value = 0;                   // kSend: which value is read; sends of the same value share a number
   uint32_t first_in = 0, num_in = 0;    // kVertex: incoming [first_in, first_in + num_in)
   uint32_t own_place = 0;        // kVertex: the own value goes before this incoming (canonical order), if src holds one
   Slot src, dst;                 // kVertex: own value and where the result goes; kSend: what is read; kCopy: both
@@ -66,6 +67,7 @@ struct Plan {
   std::vector<int32_t> recv_of_transfer;   // [num_transfers] index into incoming, -1: not ours
   std::vector<int32_t> send_of_transfer;   // [num_transfers] index into nodes, -1
   std::vector<uint32_t> node_of_incoming;  // [incoming]
+  uint32_t num_values = 0;
   uint32_t max_fan_in = 0;                 // most incoming transfers of one node
   std::vector<uint32_t> record_edges;      // [records] the edge
 };

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstring>
 #include <map>
+#include <set>
 
 namespace jaxcoll {
 namespace {
@@ -89,24 +90,64 @@ bool IsPermutation(const int16_t* p, int n) {
   return true;
 }
 
+// Well-formed as RFC 3629 says: no overlong forms, no surrogates.
+bool IsUtf8(const std::string& s) {
+  size_t i = 0;
+  while (i < s.size()) {
+    auto c = static_cast<uint8_t>(s[i]);
+    size_t more = c < 0x80 ? 0 : c >= 0xc2 && c < 0xe0 ? 1 : (c & 0xf0) == 0xe0 ? 2 : c >= 0xf0 && c < 0xf5 ? 3 : 4;
+    if (more == 4 || s.size() - i <= more) return false;
+    for (size_t k = 1; k <= more; ++k)
+      if ((static_cast<uint8_t>(s[i + k]) & 0xc0) != 0x80) return false;
+    auto second = more > 0 ? static_cast<uint8_t>(s[i + 1]) : 0;
+    if ((c == 0xe0 && second < 0xa0) || (c == 0xed && second > 0x9f) || (c == 0xf0 && second < 0x90) || (c == 0xf4 && second > 0x8f))
+      return false;
+    i += more + 1;
+  }
+  return true;
+}
+
+bool HasSource(Kind kind) { return kind == Kind::kAllGather || kind == Kind::kAllToAll || kind == Kind::kPermute; }
+bool HasDest(Kind kind) { return kind == Kind::kReduceScatter || kind == Kind::kAllToAll || kind == Kind::kPermute; }
+bool Reduces(Kind kind) { return kind == Kind::kAllReduce || kind == Kind::kReduce || kind == Kind::kReduceScatter; }
+
 Status CheckChunkEnds(const Program& p, const Chunk& c, size_t i) {
   auto valid = [&](int v) { return v >= 0 && v < p.nranks; };
-  bool needs_src = p.kind == Kind::kAllGather || p.kind == Kind::kAllToAll || p.kind == Kind::kPermute;
-  bool needs_dst = p.kind == Kind::kReduceScatter || p.kind == Kind::kAllToAll || p.kind == Kind::kPermute;
-  if (needs_src ? !valid(c.src) : c.src != -1)
+  if (HasSource(p.kind) ? !valid(c.src) : c.src != -1)
     return Status::Error(Format("program %s: chunk %zu has source %d", p.name.c_str(), i, c.src));
-  if (needs_dst ? !valid(c.dst) : c.dst != -1)
+  if (HasDest(p.kind) ? !valid(c.dst) : c.dst != -1)
     return Status::Error(Format("program %s: chunk %zu has destination %d", p.name.c_str(), i, c.dst));
+  return {};
+}
+
+struct Block {
+  uint64_t weight = 0;
+  uint32_t count = 0;
+};
+using Blocks = std::map<std::pair<int, int>, Block>;
+
+// Every block of the collective must lie in some chunk, and a permutation may fill a result only once.
+Status CheckCoverage(const Program& p, const Blocks& blocks) {
+  auto n = static_cast<uint64_t>(p.nranks);
+  if (p.kind == Kind::kPermute) {
+    std::vector<bool> filled(n);
+    for (const auto& [ends, block] : blocks) {
+      auto dst = static_cast<size_t>(ends.second);
+      if (filled[dst]) return Status::Error(Format("program %s: position %zu of the permutation has several sources", p.name.c_str(), dst));
+      filled[dst] = true;
+    }
+    return {};
+  }
+  uint64_t wanted = (HasSource(p.kind) ? n : 1) * (HasDest(p.kind) ? n : 1);
+  if (blocks.size() != wanted)
+    return Status::Error(Format("program %s: its chunks cover %zu of %llu blocks", p.name.c_str(), blocks.size(),
+                                static_cast<unsigned long long>(wanted)));
   return {};
 }
 
 // Fills in what follows from the parsed fields: places in blocks, owners, transfer numbers.
 Status Derive(Program* p) {
-  struct Block {
-    uint64_t weight = 0;
-    uint32_t count = 0;
-  };
-  std::map<std::pair<int, int>, Block> blocks;
+  Blocks blocks;
   for (size_t i = 0; i < p->chunks.size(); ++i) {
     Chunk& c = p->chunks[i];
     JC_RETURN_IF_ERROR(CheckChunkEnds(*p, c, i));
@@ -122,6 +163,7 @@ Status Derive(Program* p) {
     c.block_weight = b.weight;
     if (b.weight == 0) return Status::Error("program " + p->name + ": the chunks of a block have no weight");
   }
+  JC_RETURN_IF_ERROR(CheckCoverage(*p, blocks));
   uint64_t transfers = 0;
   for (size_t g = 0; g < p->graphs.size(); ++g) {
     const Graph& graph = p->graphs[g];
@@ -173,8 +215,10 @@ Status Program::Parse(const uint8_t* bytes, size_t size, Program* out) {
   r.AlignTo(4);
   p.canonical = flags & 1;
   if (r.failed()) return Status::Error("schedule program: truncated header");
-  if (kind >= kNumKinds || p.nranks < 1 || p.nranks > 32767 || p.pipeline < 1 || p.pipeline > 4096)
+  if (kind >= kNumKinds || p.nranks < 1 || p.nranks > 32767 || p.pipeline < 1)
     return Status::Error(Format("schedule program %s: kind %u, %d ranks, pipeline %d", p.name.c_str(), kind, p.nranks, p.pipeline));
+  if (!IsUtf8(p.name)) return Status::Error("schedule program: its name is not UTF-8");
+  if (flags > 1) return Status::Error(Format("schedule program %s: unknown flags %x, it comes from a newer jaxcoll", p.name.c_str(), flags));
   p.kind = static_cast<Kind>(kind);
   bool rooted = p.kind == Kind::kReduce || p.kind == Kind::kBroadcast;
   if (rooted ? (p.root < 0 || p.root >= p.nranks) : p.root != -1)
@@ -200,6 +244,7 @@ Status Program::Parse(const uint8_t* bytes, size_t size, Program* out) {
   }
   if (next_edge != nedges) return Status::Error("schedule program " + p.name + ": edges outside every graph");
   p.edges.resize(nedges);
+  uint64_t next_ref = 0;
   for (Edge& e : p.edges) {
     e.step = r.Get<uint16_t>();
     e.src = r.Get<uint16_t>();
@@ -208,11 +253,16 @@ Status Program::Parse(const uint8_t* bytes, size_t size, Program* out) {
     r.Get<uint8_t>();
     e.first_ref = r.Get<uint32_t>();
     e.ref_count = r.Get<uint32_t>();
-    if (e.step >= p.steps || e.src >= p.nranks || e.dst >= p.nranks || e.src == e.dst || op > 1 ||
-        uint64_t{e.first_ref} + e.ref_count > nrefs)
+    if (e.step >= p.steps || e.src >= p.nranks || e.dst >= p.nranks || op > 1 || e.first_ref != next_ref || e.ref_count == 0 ||
+        next_ref + e.ref_count > nrefs)
       return Status::Error(Format("schedule program %s: edge %u->%u at step %u is out of range", p.name.c_str(), e.src, e.dst, e.step));
     e.op = static_cast<EdgeOp>(op);
+    if (e.op == EdgeOp::kReduce && !Reduces(p.kind))
+      return Status::Error(Format("schedule program %s: edge %u->%u at step %u reduces, but %s only copies", p.name.c_str(), e.src, e.dst,
+                                  e.step, KindName(p.kind)));
+    next_ref += e.ref_count;
   }
+  if (next_ref != nrefs) return Status::Error("schedule program " + p.name + ": references of no edge");
   p.refs.resize(nrefs);
   for (uint32_t& c : p.refs) {
     c = r.Get<uint32_t>();
@@ -277,7 +327,7 @@ Status Table::Parse(const uint8_t* bytes, size_t size, const Program& program, T
   read(&t.home);
   std::vector<int16_t> flat;
   for (size_t k = 0; k < perms; ++k) read(&flat);
-  for (size_t k = 0; k <= perms; ++k) {
+  for (size_t k = 0; k <= (graphs == 0 ? 0 : perms); ++k) {  // without graphs the rows are filling
     const int16_t* p = k == 0 ? t.home.data() : &flat[(k - 1) * n];
     if (!IsPermutation(p, t.nranks)) return Status::Error(Format("rank table: row %zu is no permutation of 0..%d", k, t.nranks - 1));
   }
@@ -302,23 +352,30 @@ bool IsDest(const Program& p, const Table& t, const Chunk& c, int rank) {
 
 namespace {
 
-// Runs one chunk through its edges on contribution counts: state[rank][source].
+// Runs one chunk through its edges on contribution counts: state[rank][source]. Where nothing is reduced there is one source.
 class ChunkCounter {
  public:
-  ChunkCounter(const Program& p, const Table& t) : p_(p), t_(t), n_(static_cast<size_t>(p.nranks)) {}
+  ChunkCounter(const Program& p, const Table& t)
+      : p_(p), t_(t), n_(static_cast<size_t>(p.nranks)), columns_(Reduces(p.kind) ? n_ : 1) {}
 
   Status Run(uint32_t chunk, const std::vector<uint32_t>& edges) {
     const Chunk& c = p_.chunks[chunk];
-    state_.assign(n_ * n_, 0);
+    // All contributions, or all results, can't travel over fewer edges. (And a forged number of ranks asks for no memory.)
+    size_t least = c.weight == 0 || HasDest(p_.kind) > Reduces(p_.kind) ? 0 : n_ - 1;
+    if (edges.size() < least)
+      return Status::Error(Format("program %s: chunk %u moves over %zu edges, %zu ranks need %zu at least", p_.name.c_str(), chunk,
+                                  edges.size(), n_, least));
+    state_.assign(n_ * columns_, 0);
     for (size_t r = 0; r < n_; ++r)
-      if (IsSource(p_, t_, c, static_cast<int>(r))) state_[r * n_ + r] = 1;
+      if (IsSource(p_, t_, c, static_cast<int>(r))) state_[r * columns_ + (columns_ > 1 ? r : 0)] = 1;
     for (size_t i = 0; i < edges.size();) {
       size_t j = i;
       while (j < edges.size() && p_.edges[edges[j]].step == p_.edges[edges[i]].step) ++j;
       JC_RETURN_IF_ERROR(Step(chunk, &edges[i], j - i));
       i = j;
     }
-    return CheckResult(chunk, c);
+    // A chunk without weight holds no element: nothing of it has to arrive.
+    return c.weight == 0 ? Status() : CheckResult(chunk, c);
   }
 
  private:
@@ -333,14 +390,14 @@ class ChunkCounter {
         return Status::Error(Format("program %s, graph %u, step %u, edge %u->%u (ranks %zu->%zu), chunk %u: %s", p_.name.c_str(), e.graph,
                                     e.step, e.src, e.dst, s, d, chunk, why));
       };
-      if (s == d) return fail("the table puts both ends on one rank");
-      const uint8_t* from = &before_[s * n_];
-      if (std::all_of(from, from + n_, [](uint8_t v) { return v == 0; })) return fail("the sender holds nothing of this chunk yet");
+      if (s == d) return fail("both ends are one rank");
+      const uint8_t* from = &before_[s * columns_];
+      if (std::all_of(from, from + columns_, [](uint8_t v) { return v == 0; })) return fail("the sender holds nothing of this chunk yet");
       bool copy = e.op == EdgeOp::kCopy;
       if (touched_[d] == 1 || (copy && touched_[d] != 0)) return fail("a copy meets another message into the same vertex");
-      uint8_t* to = &state_[d * n_];
-      if (copy) std::fill(to, to + n_, uint8_t{0});
-      for (size_t k = 0; k < n_; ++k) to[k] = static_cast<uint8_t>(std::min(255, to[k] + from[k]));
+      uint8_t* to = &state_[d * columns_];
+      if (copy) std::fill(to, to + columns_, uint8_t{0});
+      for (size_t k = 0; k < columns_; ++k) to[k] = static_cast<uint8_t>(std::min(255, to[k] + from[k]));
       touched_[d] = copy ? 1 : 2;
     }
     return {};
@@ -349,25 +406,41 @@ class ChunkCounter {
   Status CheckResult(uint32_t chunk, const Chunk& c) const {
     for (size_t r = 0; r < n_; ++r) {
       if (!IsDest(p_, t_, c, static_cast<int>(r))) continue;
-      for (size_t k = 0; k < n_; ++k) {
-        int want = IsSource(p_, t_, c, static_cast<int>(k)) ? 1 : 0;
-        if (state_[r * n_ + k] != want)
-          return Status::Error(Format("program %s: rank %zu ends with %d contributions of rank %zu to chunk %u, not %d", p_.name.c_str(), r,
-                                      state_[r * n_ + k], k, chunk, want));
-      }
+      for (size_t k = 0; k < columns_; ++k)
+        if (int held = state_[r * columns_ + k]; held != 1)
+          return Status::Error(Format("program %s: rank %zu ends with chunk %u holding contribution %zu %d times, not once", p_.name.c_str(),
+                                      r, chunk, k, held));
     }
     return {};
   }
 
   const Program& p_;
   const Table& t_;
-  size_t n_;
+  size_t n_, columns_;
   std::vector<uint8_t> state_, before_, touched_;
 };
+
+// The root of a rooted collective and the pairs of a permutation are the caller's: a table must leave them where they are.
+Status CheckHomes(const Program& p, const Table& t) {
+  if (p.root >= 0 && t.home[static_cast<size_t>(p.root)] != p.root)
+    return Status::Error(Format("program %s: the table moves the root from rank %d to rank %d", p.name.c_str(), p.root,
+                                t.home[static_cast<size_t>(p.root)]));
+  if (p.kind != Kind::kPermute) return {};
+  std::set<std::pair<int, int>> wanted;
+  for (const Chunk& c : p.chunks) wanted.emplace(c.src, c.dst);
+  for (const Chunk& c : p.chunks) {
+    int src = t.home[static_cast<size_t>(c.src)], dst = t.home[static_cast<size_t>(c.dst)];
+    if (wanted.count({src, dst}) == 0)
+      return Status::Error(Format("program %s: the table moves data from rank %d to %d, which the permutation doesn't ask for",
+                                  p.name.c_str(), src, dst));
+  }
+  return {};
+}
 
 }  // namespace
 
 Status Validate(const Program& program, const Table& table) {
+  JC_RETURN_IF_ERROR(CheckHomes(program, table));
   std::vector<std::vector<uint32_t>> edges_of(program.chunks.size());
   for (uint32_t e = 0; e < program.edges.size(); ++e)
     for (uint32_t k = 0; k < program.edges[e].ref_count; ++k) {
@@ -377,11 +450,7 @@ Status Validate(const Program& program, const Table& table) {
       list.push_back(e);
     }
   ChunkCounter counter(program, table);
-  for (uint32_t c = 0; c < program.chunks.size(); ++c) {
-    // A chunk without weight covers no element: nothing of it has to arrive.
-    if (program.chunks[c].weight == 0 && edges_of[c].empty()) continue;
-    JC_RETURN_IF_ERROR(counter.Run(c, edges_of[c]));
-  }
+  for (uint32_t c = 0; c < program.chunks.size(); ++c) JC_RETURN_IF_ERROR(counter.Run(c, edges_of[c]));
   return {};
 }
 

@@ -19,6 +19,7 @@ namespace jaxcoll {
 
 enum class MessageType : uint8_t {
   kOffer = 1,   // payload: RemoteSpan[], where the sender's bytes lie
+  kPosted = 8,  // payload: RemoteSpan, where in the sender's slab a copy of the bytes lies; nothing is acknowledged
   kEager = 2,   // payload: the bytes
   kReady = 3,   // the receiver can take the transfer
   kData = 4,    // payload: bytes from `offset` on
@@ -69,6 +70,19 @@ struct RemoteSpan {
 
 class Link;
 
+// Memory of this process that its peers see: a value copied here once is read by all of them in place. Blocks are freed by their readers,
+// without a message.
+class Slab {
+ public:
+  virtual ~Slab() = default;
+  virtual size_t limit() const = 0;  // bytes of the largest block
+  // Copies the spans into a block that the caller holds, and returns its address in the slab; 0: there is no room now.
+  virtual uint64_t Put(const Span* data, size_t spans, size_t bytes) = 0;
+  // One more reader, or one less.
+  virtual void Hold(uint64_t block) = 0;
+  virtual void Release(uint64_t block) = 0;
+};
+
 // What polls for messages: a transport, or a test's scheduler. The engine polls itself while an operation is young; otherwise a
 // transport's own thread does.
 class Pollable {
@@ -117,6 +131,11 @@ class Link {
   virtual void Stream(const Header& header, const std::vector<Span>& payload, uint64_t token) = 0;
   // Pull links: copies from the peer's memory.
   virtual Status Read(const RemoteSpan* from, size_t spans, void* to, size_t size) = 0;
+  // The slab that the peer at the other end can read, or null.
+  virtual Slab* slab() { return nullptr; }
+  // A block of the peer's slab as this process sees it (null: outside of the slab), and the end of its use.
+  virtual const void* Posted(const RemoteSpan& block) { return nullptr; }
+  virtual void ReleasePosted(const RemoteSpan& block) {}
   // The execution `key` of local rank `rank` has failed: drops what streams from its memory. Returns how many kData targets of it were
   // released; the others will be reported by OnLanded soon.
   virtual int Forget(const OpKey& key, int rank) = 0;

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <new>
 
 namespace jaxcoll {
 namespace {
@@ -20,6 +21,9 @@ constexpr size_t kRingBytes = size_t{512} << 10;
 constexpr size_t kEagerLimit = size_t{16} << 10;
 constexpr size_t kFragment = size_t{64} << 10;
 constexpr uint32_t kMessage = 1, kPadding = 2;
+constexpr size_t kSlabBytes = size_t{4} << 20;
+constexpr size_t kSlabLimit = size_t{256} << 10;
+constexpr size_t kLine = 64;
 constexpr int kMaxPlaces = 1024;
 
 struct RecordHead {
@@ -27,6 +31,13 @@ struct RecordHead {
   uint32_t kind;
   uint64_t reserved;
 };
+
+// Before every block of a slab. `readers` counts its holder and those who have been told of it.
+struct SlabHead {
+  std::atomic<uint32_t> readers;
+  uint32_t size;  // of the block with its head, a multiple of kLine
+};
+static_assert(sizeof(SlabHead) <= kLine);
 
 long Futex(std::atomic<uint32_t>* word, int op, uint32_t value, const timespec* timeout) {
   return syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), op, value, timeout, nullptr, 0);
@@ -221,11 +232,69 @@ Status ShmLink::Read(const RemoteSpan* from, size_t spans, void* to, size_t size
   return {};
 }
 
-size_t ShmTransport::SegmentBytes(int places) {
-  return sizeof(ShmSegment) + sizeof(ShmRing) * static_cast<size_t>(std::max(0, places - 1));
+namespace {
+
+size_t RingsBytes(int places) { return sizeof(ShmSegment) + sizeof(ShmRing) * static_cast<size_t>(std::max(0, places - 1)); }
+
+uint8_t* SlabBase(ShmSegment* segment) {
+  return reinterpret_cast<uint8_t*>(segment) + RingsBytes(static_cast<int>(segment->places));
 }
 
-ShmTransport::ShmTransport(ShmSegment* mine, int places, int place) : mine_(mine), places_(places), place_(place) {}
+SlabHead* HeadOf(uint8_t* slab, uint64_t block) { return reinterpret_cast<SlabHead*>(slab + block - kLine); }
+
+}  // namespace
+
+size_t ShmSlab::limit() const { return kSlabLimit; }
+
+uint64_t ShmSlab::Put(const Span* data, size_t spans, size_t bytes) {
+  size_t need = kLine + RoundUp(bytes, kLine);
+  uint64_t at;
+  {
+    std::lock_guard<std::mutex> lock(mu_);
+    while (tail_ != head_) {
+      SlabHead* oldest = reinterpret_cast<SlabHead*>(base_ + tail_ % kSlabBytes);
+      if (oldest->readers.load(std::memory_order_acquire) != 0) break;
+      tail_ += oldest->size;
+    }
+    size_t to_end = kSlabBytes - head_ % kSlabBytes, pad = need > to_end ? to_end : 0;
+    if (kSlabBytes - (head_ - tail_) < need + pad) return 0;
+    if (pad > 0) {
+      SlabHead* filler = new (base_ + head_ % kSlabBytes) SlabHead{};
+      filler->size = static_cast<uint32_t>(pad);
+      head_ += pad;
+    }
+    at = head_ % kSlabBytes;
+    SlabHead* head = new (base_ + at) SlabHead{};
+    head->size = static_cast<uint32_t>(need);
+    head->readers.store(1, std::memory_order_relaxed);
+    head_ += need;
+  }
+  uint8_t* p = base_ + at + kLine;
+  for (size_t i = 0; i < spans; ++i) {
+    memcpy(p, data[i].data, data[i].size);
+    p += data[i].size;
+  }
+  return at + kLine;
+}
+
+void ShmSlab::Hold(uint64_t block) { HeadOf(base_, block)->readers.fetch_add(1, std::memory_order_relaxed); }
+void ShmSlab::Release(uint64_t block) { HeadOf(base_, block)->readers.fetch_sub(1, std::memory_order_release); }
+
+Slab* ShmLink::slab() { return &transport_->slab_; }
+
+const void* ShmLink::Posted(const RemoteSpan& block) {
+  bool inside = block.size <= kSlabLimit && block.address >= kLine && block.address % kLine == 0 && block.address <= kSlabBytes - block.size;
+  return inside ? SlabBase(theirs_) + block.address : nullptr;
+}
+
+void ShmLink::ReleasePosted(const RemoteSpan& block) {
+  if (Posted(block) != nullptr) HeadOf(SlabBase(theirs_), block.address)->readers.fetch_sub(1, std::memory_order_release);
+}
+
+size_t ShmTransport::SegmentBytes(int places) { return RoundUp(RingsBytes(places), 4096) + kSlabBytes; }
+
+ShmTransport::ShmTransport(ShmSegment* mine, int places, int place)
+    : mine_(mine), places_(places), place_(place), slab_(SlabBase(mine)) {}
 
 Status ShmTransport::Create(int fd, int places, int place, std::unique_ptr<ShmTransport>* out) {
   if (places < 1 || places > kMaxPlaces || place < 0 || place >= places)

@@ -35,6 +35,9 @@ class ShmLink final : public Link {
   void Stream(const Header& header, const std::vector<Span>& payload, uint64_t token) override;
   Status Read(const RemoteSpan* from, size_t spans, void* to, size_t size) override;
   int Forget(const OpKey& key, int rank) override;
+  Slab* slab() override;
+  const void* Posted(const RemoteSpan& block) override;
+  void ReleasePosted(const RemoteSpan& block) override;
 
  private:
   friend class ShmTransport;
@@ -58,6 +61,21 @@ class ShmLink final : public Link {
   std::mutex mu_;
   std::deque<Pending> pending_;
   std::atomic<bool> has_pending_{false};
+};
+
+// This process's slab: a ring of blocks, allocated at the head, freed in order at the tail once nobody reads them.
+class ShmSlab final : public Slab {
+ public:
+  explicit ShmSlab(uint8_t* base) : base_(base) {}
+  size_t limit() const override;
+  uint64_t Put(const Span* data, size_t spans, size_t bytes) override;
+  void Hold(uint64_t block) override;
+  void Release(uint64_t block) override;
+
+ private:
+  uint8_t* const base_;
+  std::mutex mu_;
+  uint64_t head_ = 0, tail_ = 0;  // positions that only grow
 };
 
 class ShmTransport final : public Pollable {
@@ -90,6 +108,7 @@ class ShmTransport final : public Pollable {
 
   ShmSegment* const mine_;
   const int places_, place_;
+  ShmSlab slab_;
   LinkSink* sink_ = nullptr;
   std::vector<ShmLink*> links_;
   std::vector<ShmSegment*> mapped_;
