@@ -89,6 +89,12 @@ def test_other_reductions(reduce: str, fold: object) -> None:
         assert all((o == want).all() for o in interpret(schedule, inputs, reduce))
 
 
+def test_float64_stays_float64() -> None:
+    schedule = build("ring", "all_reduce", 3)
+    inputs = [np.array([1.0 + 2.0**-40 * (r + 1)]) for r in range(3)]
+    assert interpret(schedule, inputs)[0][0] == 3.0 + 6 * 2.0**-40
+
+
 def test_complex_sums() -> None:
     schedule = build("halving_doubling", "all_reduce", 3)
     inputs = [np.array([1 + 2j, r * 1j], dtype=np.complex64) for r in range(3)]
