@@ -8,12 +8,16 @@ way; what the flow finds joins the pool. The pool also carries over to the next 
 
 from __future__ import annotations
 
+import itertools
+import operator
 from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from jaxcoll.topology.graph import Topology
+
+EXACT_FLOAT = 2.0**52  # whole numbers below it, and their sums, are exact in float64
 
 
 class CutPool:
@@ -69,9 +73,17 @@ def inflow(
         where = np.nonzero(only)[0]
         if len(where):
             result[where] = total[(inside[where] == wanted).argmax(axis=1)]
-    for row in np.nonzero((size != 1) & (size != nodes - 1))[0].tolist():  # [cuts, arcs] at once would be large
-        side = inside[row]
-        result[row] = capacity[side[heads] & ~side[tails]].sum()
+    rest = np.nonzero((size != 1) & (size != nodes - 1))[0]
+    dense_pays = len(rest) > 8 and nodes * nodes <= 16 * len(capacity)
+    if dense_pays and float(capacity.sum()) < EXACT_FLOAT:
+        dense = np.zeros((nodes, nodes))
+        np.add.at(dense, (tails, heads), capacity)
+        some = inside[rest].astype(np.float64)
+        result[rest] = (((1.0 - some) @ dense) * some).sum(axis=1).astype(np.int64)
+    else:
+        for row in rest.tolist():  # [cuts, arcs] at once would be large
+            side = inside[row]
+            result[row] = capacity[side[heads] & ~side[tails]].sum()
     return result
 
 
@@ -86,6 +98,8 @@ def seed_cuts(pool: CutPool, topology: Topology) -> None:
             host = next(iter(of))
             if host in groups:
                 groups[host] |= 1 << switch
-    for mask in (*(1 << rank for rank in range(pool.ranks)), *groups.values()):
+    # Ranks grow their trees host after host, so what is overdrawn late is often all hosts up to some host, or the rest.
+    prefixes = list(itertools.accumulate((groups[host] for host in sorted(groups)), operator.or_))
+    for mask in (*(1 << rank for rank in range(pool.ranks)), *groups.values(), *prefixes):
         pool.add(mask)
         pool.add(everything ^ mask)

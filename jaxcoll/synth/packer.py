@@ -46,6 +46,7 @@ class Packer:
         self._scale = 1.0 / np.maximum(self.capacity, 1)
         self._graph: FlowGraph | None = None
         self._first: list[int] = []
+        self._near: list[list[int]] = []
         self._slack: list[int] = []
         self._inside: list[int] = []  # per rank: mask of the known cuts that hold it
         self._pending = [0] * ranks
@@ -56,16 +57,53 @@ class Packer:
             self._pending[root] += count
         self._index()
         if min(self._slack, default=0) < 0:
-            raise SynthesisError(stuck_message(orders[0][0], self.max_depth))
-        grown: list[list[Grown]] = []
-        while len(grown) < len(orders):
-            trees = self._grow(*orders[len(grown)])
+            raise SynthesisError(stuck_message(self.max_depth))
+        sequence, grown = self._easy_first(orders)
+        while len(grown) < len(sequence):
+            trees = self._grow(*sequence[len(grown)])
             if trees is None:
-                self._roll_back(orders, grown)
+                self._roll_back(sequence, grown)
             else:
                 grown.append(trees)
-            self.tick(len(grown) / len(orders))
+            self.tick(len(grown) / len(sequence))
         return [tree for trees in grown for tree in trees]
+
+    def _easy_first(self, orders: Sequence[Wish]) -> tuple[list[Wish], list[list[Grown]]]:
+        """Grows the orders that get their ideal tree at once: the old one whole, or one of shortest paths.
+
+        The others need what the easy ones leave over anyway, and would spoil their trees if they came first. Returns all
+        orders, the easy ones first, and the trees of those.
+        """
+        easy: list[Wish] = []
+        hard: list[Wish] = []
+        grown: list[list[Grown]] = []
+        for order in orders:
+            trees = self._grow(*order, ideal=True)
+            if trees is None:
+                hard.append(order)
+            else:
+                easy.append(order)
+                grown.append(trees)
+        return easy + hard, grown
+
+    def _is_ideal(self, batch: _Batch, root: int, hint: list[Arc]) -> bool:
+        if batch.reached != self.all:
+            return False
+        return batch.edges == hint if hint else batch.depth == self._distances(root)
+
+    def _distances(self, root: int) -> dict[int, int]:
+        """Hops from `root` over all arcs that there were at the start."""
+        if not self._near:
+            self._near = [[] for _ in range(self.ranks)]
+            for tail, head in zip(*(ends.tolist() for ends in self._arcs), strict=True):
+                self._near[tail].append(head)
+        distance, queue = {root: 0}, [root]
+        for tail in queue:
+            for head in self._near[tail]:
+                if head not in distance:
+                    distance[head] = distance[tail] + 1
+                    queue.append(head)
+        return distance
 
     # -- known cuts
 
@@ -86,7 +124,7 @@ class Packer:
         self.checks += 1
         return self._graph.cuts(query)
 
-    def _diagnose(self, root: int, batches: list[_Batch]) -> None:
+    def _diagnose(self, batches: list[_Batch]) -> None:
         """Learns the overdrawn cuts of the present state. Raises SynthesisError when there is none."""
         groups = [(batch.count, members_of(batch.reached)) for batch in batches]
         total = sum(self._pending) + sum(batch.count for batch in batches)
@@ -95,7 +133,7 @@ class Packer:
         self._first += [cut.target for cut in found]
         self._fresh = [mask for cut in found for mask in (cut.small, cut.large) if self.pool.add(mask)]
         if not self._fresh:
-            raise SynthesisError(stuck_message(root, self.max_depth))
+            raise SynthesisError(stuck_message(self.max_depth))
 
     def _roll_back(self, orders: Sequence[Wish], grown: list[list[Grown]]) -> None:
         """Undoes trees until none of the cuts just learnt is overdrawn."""
@@ -109,7 +147,7 @@ class Packer:
             self._pending[root] += count
         self._index()
         if min(self._slack) < 0:
-            raise SynthesisError(stuck_message(orders[0][0], self.max_depth))
+            raise SynthesisError(stuck_message(self.max_depth))
 
     def _last_good(self, mask: int, grown: list[list[Grown]]) -> int:
         """How many of the grown orders can stay for this cut not to be overdrawn."""
@@ -126,18 +164,27 @@ class Packer:
 
     # -- growth
 
-    def _grow(self, root: int, count: int, hint: list[Arc]) -> list[Grown] | None:
-        """The trees of one order, taken from the capacities. None when stuck: nothing is taken, cuts are learnt."""
+    def _grow(self, root: int, count: int, hint: list[Arc], ideal: bool = False) -> list[Grown] | None:
+        """The trees of one order, taken from the capacities. None when stuck: nothing is taken, cuts are learnt.
+
+        With `ideal`, one batch that must come out ideal; nothing is learnt when it doesn't.
+        """
         self._pending[root] -= count
+        slack = list(self._slack)
         open_batches = [_Batch(count, 1 << root, self._inside[root], [], {root: 0})]
         done: list[_Batch] = []
         while open_batches:
             batch = open_batches.pop()
             self._expand(batch, hint)
+            if ideal and not self._is_ideal(batch, root, hint):
+                self._give_back(batch.edges, batch.count)
+                self._pending[root] += count
+                self._slack = slack
+                return None
             while batch.reached != self.all:
                 rest = self._force(batch)
                 if rest is None:
-                    self._diagnose(root, [*open_batches, batch])
+                    self._diagnose([*open_batches, batch])
                     for other in (*done, *open_batches, batch):
                         self._give_back(other.edges, other.count)
                     self._pending[root] += count
@@ -239,8 +286,8 @@ def _bits(column: NDArray[np.bool_]) -> int:
     return int.from_bytes(np.packbits(column, bitorder="little").tobytes(), "little")
 
 
-def stuck_message(root: int, max_depth: int | None) -> str:
+def stuck_message(max_depth: int | None) -> str:
     """Why no further tree fits."""
     if max_depth is not None:
-        return f"no tree of depth {max_depth} is left for rank {root}; allow more depth or a lower rate"
-    return f"the links can't carry as many trees out of rank {root} as asked for"
+        return f"the trees don't fit within depth {max_depth}; allow more depth or a lower rate"
+    return "the links can't carry as many trees as asked for"

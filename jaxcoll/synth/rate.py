@@ -39,16 +39,15 @@ class Network:
     @staticmethod
     def of(topology: Topology) -> Network:
         """The topology's arcs, all capacities divided by their gcd."""
-        unit = topology.unit_capacity()
-        tails, heads, _ = topology.arrays()
-        whole = {amount: int(amount / unit) for amount in set(topology.capacity.values())}
-        capacity = [whole[amount] for amount in topology.capacity.values()]
+        tails, heads, capacity, unit = topology.integers()
         if sum(capacity) * topology.nranks >= INFINITE:
             raise SynthesisError(
                 f"topology {topology.name!r}: capacities with a common unit of {unit} make numbers beyond 2^60; "
                 "round them (Topology.with_capacity, or from_measurements with fewer bits)"
             )
-        return Network(len(topology.nodes), topology.nranks, tails, heads, capacity, unit)
+        return Network(
+            len(topology.nodes), topology.nranks, np.array(tails, np.int32), np.array(heads, np.int32), capacity, unit
+        )
 
     def graph(self) -> FlowGraph:
         """For flow questions."""

@@ -105,6 +105,6 @@ def pack(
     for row in result.cuts[len(pool.masks) :]:
         pool.add(int.from_bytes(row.tobytes(), "little"))
     if result.stuck >= 0:
-        raise SynthesisError(stuck_message(orders[result.stuck].root, max_depth))
+        raise SynthesisError(stuck_message(max_depth))
     made = zip(result.root.tolist(), result.count.tolist(), result.edges, strict=True)
     return Packed([Tree(*tree) for tree in made], result.checks, result.rollbacks, result.regrown)

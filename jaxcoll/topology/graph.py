@@ -7,6 +7,7 @@ duplicates nor holds data; a rank may do both.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections import deque
@@ -168,10 +169,11 @@ class Topology:
 
     def unbalanced(self) -> list[int]:
         """Switches whose capacity in differs from their capacity out (such a switch wastes the difference)."""
-        balance = [Fraction(0)] * len(self.nodes)
-        for (src, dst), amount in self.capacity.items():
-            balance[src] -= amount
-            balance[dst] += amount
+        tails, heads, amounts, _ = self.integers()
+        balance = [0] * len(self.nodes)
+        for tail, head, amount in zip(tails, heads, amounts, strict=True):
+            balance[tail] -= amount
+            balance[head] += amount
         return [node for node in range(self.nranks, len(self.nodes)) if balance[node]]
 
     def reversed(self) -> Topology:
@@ -191,11 +193,28 @@ class Topology:
         changed.validate()
         return changed
 
+    def integers(self) -> tuple[list[int], list[int], list[int], Fraction]:
+        """(tails, heads, amounts, unit): every link, its capacity being amount * unit, with the greatest such unit."""
+        return self._integers
+
+    @functools.cached_property
+    def _integers(self) -> tuple[list[int], list[int], list[int], Fraction]:
+        capacities = list(self.capacity.values())
+        numerators = [amount.numerator for amount in capacities]
+        denominators = [amount.denominator for amount in capacities]
+        scale = math.lcm(*set(denominators))
+        whole = [n * (scale // d) for n, d in zip(numerators, denominators, strict=True)] if scale > 1 else numerators
+        divisor = math.gcd(*whole) or 1
+        return (
+            [tail for tail, _ in self.capacity],
+            [head for _, head in self.capacity],
+            [amount // divisor for amount in whole],
+            Fraction(divisor, scale),
+        )
+
     def unit_capacity(self) -> Fraction:
         """The greatest fraction of which every capacity is a whole multiple (the gcd of all capacities)."""
-        amounts = set(self.capacity.values())
-        scale = math.lcm(*(amount.denominator for amount in amounts))
-        return Fraction(math.gcd(*(int(amount * scale) for amount in amounts)), scale)
+        return self._integers[3]
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(src int32[m], dst int32[m], capacity float64[m]) in the order of `capacity`, for numeric solvers."""

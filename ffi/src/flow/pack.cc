@@ -78,17 +78,17 @@ class Packer {
     for (Amount slack : slack_) {
       if (slack < 0) return JC_PACK_STUCK;
     }
+    const std::vector<Order> sequence = EasyFirst(orders);
     int32_t steps = 0;
-    while (grown_.size() < orders.size()) {
+    while (grown_.size() < sequence.size()) {
       if (tick != nullptr && ++steps % kTickEvery == 0 &&
-          tick(static_cast<double>(grown_.size()) / static_cast<double>(orders.size())) != 0) {
+          tick(static_cast<double>(grown_.size()) / static_cast<double>(sequence.size())) != 0) {
         return JC_PACK_CANCELLED;
       }
-      const Order& order = orders[grown_.size()];
       std::vector<Tree> trees;
-      if (Grow(order, &trees)) {
+      if (Grow(sequence[grown_.size()], /*ideal=*/false, &trees)) {
         grown_.push_back(std::move(trees));
-      } else if (fresh_.empty() || !RollBack(orders)) {
+      } else if (fresh_.empty() || !RollBack(sequence)) {
         return JC_PACK_STUCK;
       }
     }
@@ -161,7 +161,53 @@ class Packer {
     }
   }
 
-  bool Grow(const Order& order, std::vector<Tree>* trees) {
+  // Grows the orders that get their ideal tree at once: the old one whole, or one of shortest paths. Returns all orders,
+  // those first. The others need what the easy ones leave over anyway, and would spoil their trees if they came first.
+  std::vector<Order> EasyFirst(const std::vector<Order>& orders) {
+    std::vector<Order> easy, hard;
+    for (const Order& order : orders) {
+      std::vector<Tree> trees;
+      if (Grow(order, /*ideal=*/true, &trees)) {
+        grown_.push_back(std::move(trees));
+        easy.push_back(order);
+      } else {
+        hard.push_back(order);
+      }
+    }
+    easy.insert(easy.end(), hard.begin(), hard.end());
+    return easy;
+  }
+
+  // True when the batch is the order's old tree, or without one, a tree of shortest paths.
+  bool Ideal(const Batch& batch, const Order& order) {
+    if (batch.reached != ranks_) return false;
+    if (order.hints > 0) {
+      for (int32_t i = 0; i < order.hints; ++i) {
+        if (batch.edges[i].tail != order.hint_tail[i] || batch.edges[i].head != order.hint_head[i]) return false;
+      }
+      return order.hints == ranks_ - 1;
+    }
+    return batch.depth == Distances(order.root);
+  }
+
+  // Hops from `root` over all arcs that there were at the start.
+  std::vector<int32_t> Distances(int32_t root) const {
+    std::vector<int32_t> distance(ranks_, -1), queue{root};
+    distance[root] = 0;
+    for (size_t i = 0; i < queue.size(); ++i) {
+      for (int32_t arc = out_[queue[i]]; arc < out_[queue[i] + 1]; ++arc) {
+        if (distance[head_[arc]] < 0) {
+          distance[head_[arc]] = distance[queue[i]] + 1;
+          queue.push_back(head_[arc]);
+        }
+      }
+    }
+    return distance;
+  }
+
+  // The trees of one order, taken from the capacities. False when stuck: nothing is taken, and cuts are learnt. With
+  // `ideal`, one batch that must come out ideal; nothing is learnt when it doesn't.
+  bool Grow(const Order& order, bool ideal, std::vector<Tree>* trees) {
     pending_[order.root] -= order.count;
     const std::vector<Amount> slack = slack_;
     std::vector<Batch> open, done;
@@ -171,6 +217,13 @@ class Packer {
       Batch batch = std::move(open.back());
       open.pop_back();
       Expand(&batch, order);
+      if (ideal && !Ideal(batch, order)) {
+        open.push_back(std::move(batch));
+        Undo(open);
+        slack_ = slack;
+        pending_[order.root] += order.count;
+        return false;
+      }
       while (batch.reached != ranks_) {
         Batch rest{0, {}, {}, {}, 0};
         if (!Force(&batch, &rest)) {

@@ -16,7 +16,7 @@ typedef int32_t (*jc_pack_tick)(double done);
 
 enum {
   JC_PACK_DONE = 0,
-  JC_PACK_STUCK = 1,      // jc_pack_stats tells at which order
+  JC_PACK_STUCK = 1,      // the orders don't fit
   JC_PACK_CANCELLED = 2,
   JC_PACK_BAD = -1,       // arguments out of range, or too little memory
 };
@@ -33,7 +33,7 @@ int32_t jc_pack_run(jc_pack* pack, int32_t orders, const int32_t* root, const in
                     const int32_t* hint_tail, const int32_t* hint_head, jc_pack_tick tick);
 
 // stats: trees, cuts known (the given ones first), flow checks, roll-backs, orders grown again, orders complete (after
-// JC_PACK_STUCK: the index of the order that is stuck).
+// JC_PACK_STUCK: fewer than there were).
 void jc_pack_stats(const jc_pack* pack, int64_t stats[6]);
 
 // root[trees], count[trees], tail/head[trees * (ranks - 1)], cuts[cuts known * ((ranks + 7) / 8)].
