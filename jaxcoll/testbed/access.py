@@ -49,7 +49,7 @@ def _mode() -> tuple[str, tuple[str, ...]]:
     direct = _works("unshare", "--net", "--mount", "true")
     if direct is None and os.access("/run", os.W_OK):
         return "direct", ()
-    inside = _works(*_UNSHARE, "sh", "-c", _SETUP, "sh", "true")
+    inside = missing_for_users()
     if inside is None:
         return "user", ()
     lacking = [f"root's right to make namespaces ({direct or '/run is not writable'})", f"user namespaces ({inside})"]
@@ -62,6 +62,16 @@ def _mode() -> tuple[str, tuple[str, ...]]:
         if path.exists() and not good(path.read_text().strip()):
             lacking.append(f"they are switched off by sysctl {knob.replace('/', '.')}={path.read_text().strip()}")
     return "none", tuple(lacking)
+
+
+def missing_for_users() -> str | None:
+    """What the system said when asked for a user namespace with a network of its own; None if it gave one."""
+    return _works(*_UNSHARE, "sh", "-c", _SETUP, "sh", "true")
+
+
+def forget() -> None:
+    """Ask the system anew next time: the answer is kept otherwise."""
+    _mode.cache_clear()
 
 
 def missing() -> list[str]:

@@ -141,7 +141,8 @@ class _Variants:
             try:
                 listener = stack.enter_context(Listener())
                 command = [sys.executable, "-m", "jaxcoll.testbed.worker"]
-                env = {**listener.env, **_environment(variant)}
+                # A crash in native code leaves a stack in the process's last words.
+                env = {**listener.env, "PYTHONFAULTHANDLER": "1", **_environment(variant)}
                 ranks = stack.enter_context(HostRanks(self._bed, command, hosts, env=env, port=next(self._ports)))
                 group = Group(ranks, listener, len(hosts))
                 stack.callback(group.close)

@@ -99,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     _bench_options(commands.add_parser("bench", help="compare tuned, untuned and jax.lax under congestion"))
 
     clean = commands.add_parser("clean", help="remove what killed testbeds have left")
-    clean.add_argument("--force", action="store_true", help="also end testbeds that are running")
+    clean.add_argument("--kill", nargs="+", default=[], metavar="NAME", help="also end these testbeds if they run")
     return parser
 
 
@@ -277,7 +277,7 @@ def _progress() -> Callable[[str], None]:
 
 
 def _clean(args: argparse.Namespace) -> int:
-    removed = state.clean(force=args.force)
+    removed = state.clean(args.kill)
     print(f"Removed {len(removed)} namespaces: {', '.join(removed)}" if removed else "Nothing was left behind.")
     return 0
 

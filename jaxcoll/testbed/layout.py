@@ -20,7 +20,7 @@ MTU = 9000
 
 MOST_STATIONS = 120
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
-_RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]?)(?:bit(?:/s|ps)?)?", re.IGNORECASE)
+_RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]?)(?:bit(?:/s)?|bps)?", re.IGNORECASE)
 LEAST_RATE, MOST_RATE = 64e3, 100e9
 
 

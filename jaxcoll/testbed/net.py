@@ -39,7 +39,8 @@ def _class_lines(verb: str, end: End, rate: float) -> list[str]:
     return lines
 
 
-def _shaping(end: End, rate: float) -> list[str]:
+def shaping_lines(end: End, rate: float) -> list[str]:
+    """The lines for `tc` that give what this end sends a rate (bits per second) and its shares."""
     device = end.interface
     limit = max(_LEAST_QUEUE, int(rate * _QUEUE_SECONDS / 8))
     lines = [f"qdisc add dev {device} root handle 1: htb default 2", *_class_lines("add", end, rate)]
@@ -111,7 +112,7 @@ class Testbed:
                 if end.node == node:
                     place = f"addr add {end.address} dev" if end.address else "link set master br0 dev"
                     lines += [f"{place} {end.interface}", f"link set {end.interface} up"]
-                    shaping += _shaping(end, link.rate) if link.rate else []
+                    shaping += shaping_lines(end, link.rate) if link.rate else []
         for route in layout.routes:
             if route.node == node:
                 hops = " ".join(f"nexthop via {gateway}" for gateway in route.gateways)

@@ -75,16 +75,16 @@ def _read(path: Path) -> tuple[int, list[str]]:
     return int(record["pid"]), list(record["namespaces"])
 
 
-def clean(*, force: bool = False) -> list[str]:
+def clean(kill: Sequence[str] = ()) -> list[str]:
     """Remove what dead testbeds have left: namespaces, links and the processes inside. Returns the namespaces removed.
 
-    force: also remove testbeds whose process still lives; it is killed.
+    kill: names of testbeds to remove also if their process still lives; it is killed.
     """
     with _exclusive():
-        return _clean(force=force)
+        return _clean(kill)
 
 
-def _clean(*, force: bool = False) -> list[str]:
+def _clean(kill: Sequence[str] = ()) -> list[str]:
     removed: list[str] = []
     living: list[str] = []
     for path in sorted(FOLDER.glob("*.json")):
@@ -93,7 +93,7 @@ def _clean(*, force: bool = False) -> list[str]:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                if not force:
+                if path.stem not in kill:
                     living.append(path.stem)
                     continue
                 with contextlib.suppress(ProcessLookupError):
