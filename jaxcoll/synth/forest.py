@@ -187,7 +187,7 @@ class _Solver:
         ranks = self.network.ranks
         known = self.pool.ranks_only()
         before = len(known.masks)
-        orders = _orders(self.topology.hosts, packing.trees, warm.trees if warm else ())
+        orders = _orders(ranks, packing.trees, warm.trees if warm else ())
         try:
             return pack(ranks, links.out, known, orders, self.tick, depth)
         finally:
@@ -227,7 +227,6 @@ class _Solver:
                 bound = optimal_rate(network, network.graph(), pool, self.tick) * network.unit
         else:
             bound = bound * self.network.unit
-        # Forests of rank r come in packing order; results in rank order read better.
         trees = sorted(packed.trees, key=lambda tree: tree.root)
         history = History(self.topology.nodes, self.network.ranks, self.pool.masks, links.splits, trees)
         counts: dict[str, int | str] = {
@@ -240,19 +239,12 @@ class _Solver:
         return Forest(self.topology, bound, packing.trees, rate, trees, links, history, counts)
 
 
-def _orders(hosts: Sequence[int], trees: int, old: Sequence[Tree]) -> list[Order]:
-    """Who grows when. Taking turns between hosts and between places in a host leaves the last roots the most choice."""
-    place: list[int] = []
-    count: dict[int, int] = {}
-    for host in hosts:
-        place.append(count.get(host, 0))
-        count[host] = place[-1] + 1
-    widest = max(count.values())
-    order = sorted(range(len(hosts)), key=lambda rank: ((place[rank] + hosts[rank]) % widest, hosts[rank], rank))
+def _orders(ranks: int, trees: int, old: Sequence[Tree]) -> list[Order]:
+    """What every rank wants: its old trees where it has any."""
     hints: dict[int, list[Tree]] = {}
     for tree in old:
         hints.setdefault(tree.root, []).append(tree)
-    return [wish for rank in order for wish in _of_root(rank, trees, hints.get(rank, []))]
+    return [wish for rank in range(ranks) for wish in _of_root(rank, trees, hints.get(rank, []))]
 
 
 def _of_root(rank: int, trees: int, hints: list[Tree]) -> list[Order]:
