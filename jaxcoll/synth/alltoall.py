@@ -32,8 +32,11 @@ LOOSE = 1e-3
 """The same where no symmetry helps: below what cutting into ten chunks costs anyway."""
 SEEDS = (8, 40)
 """Rounds of seeding with and without symmetry."""
-WORTH_MORE_CHUNKS = 2e-3
+WORTH_MORE_CHUNKS = 1e-3
 """Relative gain below which more chunks are not worth their messages."""
+
+DUALS = 16
+"""Dual vectors that bound the rate of whole chunks."""
 
 
 class _Watch:
@@ -119,10 +122,11 @@ def all_to_all(
         if steps == "min":
             problem, lp = _fewest_steps(problem, lp, sym, threads)
     with watch.clock.phase("rounding"):
-        routing, chunk_bound = _round(problem, lp, warm, arcs)
+        bounds = _chunk_bounds(problem, sym, lp)
+        routing = _round(problem, lp, bounds, warm, arcs)
     with watch.clock.phase("schedule"):
         schedule = to_schedule(net, routing, f"all_to_all:{topology.name}") if build else None
-    return _result(topology, problem, sym, lp, routing, chunk_bound, schedule)
+    return _result(topology, problem, sym, lp, routing, max(bounds.values()), schedule)
 
 
 def _check(topology: Topology, steps: int | str | None, chunks: int, time_limit: float | None) -> None:
@@ -203,34 +207,41 @@ def _fewest_steps(problem: _Problem, lp: Fractional, sym: Symmetry, threads: int
     return kept
 
 
+def _chunk_bounds(problem: _Problem, sym: Symmetry, lp: Fractional) -> dict[int, float]:
+    """For every number of chunks a proven bound of the rate."""
+    cap = np.zeros(len(sym.arc_count))
+    cap[sym.arc_class] = problem.net.cap
+    weights = np.stack([np.bincount(sym.arc_class, dual, len(cap)) for dual in lp.duals[:DUALS]])
+    return {k: rate_bound(cap, weights, k, lp.bound) for k in range(1, problem.chunks + 1)}
+
+
 def _round(
-    problem: _Problem, lp: Fractional, warm: AllToAllWarm | None, arcs: IntArray | None
-) -> tuple[Routing, float]:
-    """The best routing into at most `chunks` chunks, and a proven bound of all such routings."""
+    problem: _Problem, lp: Fractional, bounds: dict[int, float], warm: AllToAllWarm | None, arcs: IntArray | None
+) -> Routing:
+    """The best routing found into at most `chunks` chunks."""
     net, watch = problem.net, problem.watch
-    bounds = {k: rate_bound(net, lp.duals, k, lp.bound) for k in range(1, problem.chunks + 1)}
     router = Router(net, problem.pricer, lp.weight, problem.seed, watch.limits.stop)
     if watch.cancelled:
         raise Cancelled("cancelled by the caller before there was a routing")
-    if warm is not None and arcs is not None:
-        best = warm.routing_in(net, arcs, router, problem.steps)
-        if best.chunks > problem.chunks:
-            best = best.with_chunks(problem.chunks)
-    else:
-        best = router.improve(router.first(), bounds[1])
-    while not watch.limits.stop():
+    fresh = warm is None or arcs is None
+    best = router.first() if warm is None or arcs is None else warm.routing_in(net, arcs, router, problem.steps)
+    if best.chunks > problem.chunks:
+        best = best.with_chunks(problem.chunks)
+    best = router.improve(best, bounds[best.chunks])
+    untried = dict(bounds)
+    while untried and not watch.limits.stop():
         watch.tick(min(best.rate(net) / lp.bound, 1.0))
-        top = max(bounds.values())
-        count = min(k for k, b in bounds.items() if b >= top * (1 - WORTH_MORE_CHUNKS))
-        if best.rate(net) >= bounds[count] * (1 - WORTH_MORE_CHUNKS):
+        top = max(untried.values())
+        count = min(k for k, bound in untried.items() if bound >= top * (1 - WORTH_MORE_CHUNKS))
+        if best.rate(net) >= untried.pop(count) * (1 - WORTH_MORE_CHUNKS):
             break
         trial = router.improve(best.with_chunks(count), bounds[count])
+        if not fresh and trial.rate(net) < bounds[count] * (1 - WORTH_MORE_CHUNKS):
+            # An old routing full of detours can be a bad place to start from.
+            fresh = True
+            trial = max(trial, router.improve(router.first().with_chunks(count), bounds[count]), key=lambda r: r.rate(net))
         best = max(best, trial, key=lambda r: r.rate(net))
-        bounds = {k: b if k != count else -1.0 for k, b in bounds.items()}
-        if max(bounds.values()) < 0:
-            break
-    chunk_bound = max(rate_bound(net, lp.duals, k, lp.bound) for k in range(1, problem.chunks + 1))
-    return best, chunk_bound
+    return best
 
 
 def _exact_rate(net: Net, routing: Routing) -> Fraction:

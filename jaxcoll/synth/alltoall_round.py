@@ -16,9 +16,13 @@ from numpy.typing import NDArray
 from jaxcoll.synth.alltoall_net import FloatArray, IntArray, Net
 from jaxcoll.synth.pricing import Int32Array, Pricer
 
-FULL = (0.5, 1.25, 64.0)
-"""Surcharge of a full arc, relative to its share of even prices: at first, growth a fruitless round, at most. Less than one base price at first, so that
-chunks change places among equally short paths before any takes a detour, which costs capacity elsewhere."""
+FULL = 0.5
+"""Surcharge of a full arc at first, relative to its share of even prices. Less than one, so that chunks change places among equally short paths
+before any takes a detour, which costs capacity elsewhere."""
+GROWTH = 4.0
+"""Growth of the surcharge after a round that left more than this share of the excess:"""
+STUBBORN = 0.9
+WAVES = 4
 NOISE = 0.2
 """Noise on arc prices, relative to the even prices, a different one for every source: equal paths must not all be chosen alike."""
 BLOCK = 32
@@ -58,31 +62,31 @@ def arc_loads(path: Int32Array, arcs: int) -> IntArray:
     return np.bincount(path[path >= 0], minlength=arcs).astype(np.int64)
 
 
-def room(net: Net, chunks: int, rate: float) -> IntArray:
-    """Chunks that every arc may carry at `rate`, int64 [arcs]."""
-    return np.floor(net.cap * (chunks / rate) * (1 + 1e-12) + 1e-9).astype(np.int64)
+def room(cap: FloatArray, chunks: int, rate: float) -> IntArray:
+    """Chunks that every arc may carry at `rate`, int64 like `cap`."""
+    return np.floor(cap * (chunks / rate) * (1 + 1e-12) + 1e-9).astype(np.int64)
 
 
-def rate_bound(net: Net, duals: list[FloatArray], chunks: int, bound: float) -> float:
-    """The highest rate that the dual weights (pair distances adding up to 1) allow to K whole chunks; <= `bound`.
+def rate_bound(cap: FloatArray, weights: FloatArray, chunks: int, bound: float) -> float:
+    """The highest rate that the dual weights allow to K whole chunks; <= `bound`.
 
-    A routing at rate z keeps to room(z), so K <= weights . room(z) for every weight vector. room only changes where c_a K / z is whole, hence
-    the largest such z is found by bisection and moved up to the next change.
+    `cap`: float64 [m], one a class of arcs of one capacity; `weights`: float64 [duals, m], the sum over each class's arcs, scaled so that the
+    distances of all pairs add up to 1. A routing at rate z keeps to room(z), so K <= weights . room(z) for every dual. room only changes where
+    c K / z is whole, hence the largest such z is found by bisection and moved up to the next change.
     """
-    weights = np.stack(duals)
 
     def fits(rate: float) -> bool:
-        return bool((weights @ room(net, chunks, rate) >= chunks * (1 - 1e-9)).all())
+        return bool(((weights * room(cap, chunks, rate)).sum(axis=1) >= chunks * (1 - 1e-9)).all())
 
     def snap(rate: float) -> float:
-        limit = room(net, chunks, rate)
+        limit = room(cap, chunks, rate)
         open_ = limit > 0
-        return float((net.cap[open_] * chunks / limit[open_]).min())
+        return float((cap[open_] * chunks / limit[open_]).min())
 
     if fits(bound * (1 - 1e-9)):
         return min(bound, snap(bound * (1 - 1e-9)))
     low, high = 0.0, bound
-    for _ in range(60):
+    while high - low > 1e-7 * bound:
         middle = (low + high) / 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return min(bound, snap(low)) if low else 0.0
@@ -145,7 +149,7 @@ class Router:
     def _crowded(self, load: IntArray) -> FloatArray:
         """Base prices with a surcharge on the arcs that are used most."""
         share = load / self.net.cap
-        return self.base + self.even * (FULL[0] * share / max(share.max(), 1e-300))
+        return self.base + self.even * (FULL * share / max(share.max(), 1e-300))
 
     def repair(self, routing: Routing, broken: NDArray[np.bool_]) -> None:
         """Give the units marked in `broken` new paths at the present loads (their paths are not counted in `load`)."""
@@ -155,51 +159,53 @@ class Router:
             self._place(routing, units, self.paths(weight, routing.source[units], routing.dest[units]))
 
     def improve(self, routing: Routing, target: float, patience: int = 24) -> Routing:
-        """Raise the rate of `routing` towards `target`; returns the best routing seen (never below the given one)."""
-        best, best_rate = routing.copy(), routing.rate(self.net)
-        work, history = routing, np.zeros(self.net.arcs)
-        while target > best_rate * (1 + 1e-9) and not self.stop():
-            limit = room(self.net, work.chunks, target)
-            stalled, least, surcharge = 0, np.inf, FULL[0]
-            while stalled < patience and not self.stop():
-                excess = int(np.maximum(work.load - limit, 0).sum())
-                if work.rate(self.net) > best_rate:
-                    best, best_rate = work.copy(), work.rate(self.net)
-                if not excess:
-                    return best
-                if excess < least:
-                    stalled, least = 0, excess
-                else:
-                    stalled, surcharge = stalled + 1, min(surcharge * FULL[1], FULL[2])
-                self._negotiate(work, limit, surcharge, history)
+        """A routing of a rate up to `target`, negotiated from a copy of `routing`; never a slower one than that."""
+        work, history = routing.copy(), np.zeros(self.net.arcs)
+        while not self.stop():
+            limit = room(self.net.cap, work.chunks, target)
+            self._settle(work, limit, patience, history)
             over = work.load > limit
             if not over.any():
-                continue
+                break
             # Drop the target to where half of the contested arcs are content.
             target = float(np.median(self.net.cap[over] * work.chunks / work.load[over]))
-        return best
+            if target <= routing.rate(self.net):
+                break
+        return max(routing, work, key=lambda r: r.rate(self.net))
+
+    def _settle(self, work: Routing, limit: IntArray, patience: int, history: FloatArray) -> None:
+        """Negotiate until nothing is above its limit, or until `patience` rounds brought no progress."""
+        surcharge, stalled = FULL, 0
+        most = 2 * float((self.base / self.even).max())
+        excess = least = int(np.maximum(work.load - limit, 0).sum())
+        while excess and stalled < patience and not self.stop():
+            self._negotiate(work, limit, surcharge, history)
+            before, excess = excess, int(np.maximum(work.load - limit, 0).sum())
+            stalled, least = (0, excess) if excess < least else (stalled + 1, least)
+            if excess > STUBBORN * before:
+                surcharge = surcharge * GROWTH if surcharge < most else FULL
 
     def _negotiate(self, work: Routing, limit: IntArray, surcharge: float, history: FloatArray) -> None:
+        """One round: units above the limits get other paths, in a few waves that each see where the one before went."""
         units = self._evict(work, limit)
-        for _ in range(4):
-            if not len(units):
-                return
+        for _ in range(WAVES):
             free = limit - work.load
             weight = self.base + self.even * (history + surcharge * (free <= 0))
             new = self.paths(weight, work.source[units], work.dest[units])
             fits = self._fitting(new, free)
             self._place(work, units[fits], new[fits])
             units, new = units[~fits], new[~fits]
+            if not len(units):
+                return
             if not fits.any():
                 break
-        if len(units):
-            self._place(work, units, new)
+        self._place(work, units, new)
         history += 0.1 * np.minimum(np.maximum(work.load - limit, 0) / np.maximum(limit, 1.0), 1.0)
 
     def _evict(self, work: Routing, limit: IntArray) -> IntArray:
         """Take random units off overloaded arcs until those are within their room: the units, whose paths are now empty."""
         over = np.append(np.maximum(work.load - limit, 0), 0)
-        rows, cols = np.nonzero(over[work.path])
+        rows, cols = np.divmod(np.flatnonzero((over > 0)[work.path].ravel()), work.path.shape[1])
         mix = self.rng.permutation(len(rows))
         rows, arcs = rows[mix], work.path[rows[mix], cols[mix]]
         units = np.unique(rows[_nth_of_key(arcs.astype(np.int64)) < over[arcs]])
@@ -227,4 +233,6 @@ class Router:
 def _widen(path: Int32Array, width: int) -> Int32Array:
     if path.shape[1] >= width:
         return path
-    return np.pad(path, ((0, 0), (0, width - path.shape[1])), constant_values=-1)
+    out = np.full((len(path), width), -1, np.int32)
+    out[:, : path.shape[1]] = path
+    return out
