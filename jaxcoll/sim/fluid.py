@@ -27,6 +27,7 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 _EPS = 1e-9
+_PLAY = 0.25
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -54,9 +55,9 @@ class Result:
     total: float
 
 
-def simulate(jobs: Sequence[Job]) -> list[Result]:
-    """Runs all jobs; they don't share anything but the arrays."""
-    return _Engine(jobs).run() if jobs else []
+def simulate(jobs: Sequence[Job], timed: bool = True) -> list[Result]:
+    """Runs all jobs; they don't share anything but the arrays. Without `timed`, `busy` is left out (zero): cheaper."""
+    return _Engine(jobs, timed).run() if jobs else []
 
 
 def simulate_one(plan: Plan, network: Network, arrive: Floats | None = None) -> Result:
@@ -67,14 +68,15 @@ def simulate_one(plan: Plan, network: Network, arrive: Floats | None = None) -> 
 class _Engine:
     """Edges of all jobs, then all strangers, in flat arrays; resources of all jobs likewise, the last one unlimited."""
 
-    def __init__(self, jobs: Sequence[Job]):
-        self.jobs = jobs
+    def __init__(self, jobs: Sequence[Job], timed: bool):
+        self.jobs, self.timed = jobs, timed
         plans = [job.plan for job in jobs]
         counts = np.array([len(p.src) for p in plans], np.int64)
         self.offset = np.concatenate([[0], np.cumsum(counts)])
         resources = np.concatenate([[0], np.cumsum([len(job.network.capacity) for job in jobs])])
         self.edges = int(self.offset[-1])
         unlimited = int(resources[-1])
+        self.owner = np.concatenate([np.repeat(np.arange(len(jobs)), np.diff(resources)), [0]])
         self.capacity = np.concatenate([*[np.asarray(job.network.capacity) for job in jobs], [np.inf]])
         self._strangers(resources)
         hops = max(job.network.routes.shape[3] for job in jobs)
@@ -95,11 +97,13 @@ class _Engine:
 
     def _connections(self) -> None:
         found: list[Ints] = []
-        for j, job in enumerate(self.jobs):
-            n, plan = job.network.nranks, job.plan
-            one_each = np.arange(len(plan.src)) + n * n
-            pair = plan.src * n + plan.dst if job.network.connection == "pair" else one_each
-            found.append(pair + j * (n * n + len(plan.src)) * 2)
+        base = 0
+        for job in self.jobs:
+            n, edges = job.network.nranks, len(job.plan.src)
+            pair = job.plan.src * n + job.plan.dst
+            own = pair if job.network.connection == "pair" else np.arange(edges)
+            found.append(own + base)
+            base += max(n * n, edges)
         _, self.connection = np.unique(np.concatenate(found), return_inverse=True)
         self.connections = int(self.connection.max()) + 1 if len(self.connection) else 0
 
@@ -138,6 +142,7 @@ class _Engine:
         self.end = np.zeros(n)
         self.start = np.full(n, np.inf)
         self.clock = np.zeros(len(self.jobs))
+        self.tied = np.zeros(len(self.child), bool)
         self.blocked = np.zeros(n, bool)
         self.blocked[self.child] = True
         free = ~self.blocked
@@ -179,7 +184,10 @@ class _Engine:
         live = ~self.done[self.parent] & active[self.child]
         child, parent = self.child[live], self.parent[live]
         gap = self.frac[parent] - self.lag[child] - self.frac[child]
-        starved = gap <= _EPS
+        # A starved edge stays so until it has fallen behind by a part of a lane: its share of a connection depends on
+        # whether it is starved, and without this play it would change sides at every instant.
+        starved = (gap <= _EPS) | (self.tied[live] & (gap <= _PLAY * self.lag[child]))
+        self.tied[live] = starved
         sending = self._queue(active, child[starved], parent[starved])
         both = sending[child] & sending[parent] & starved
         rate, offered = self._rates(sending, child[both], parent[both])
@@ -188,7 +196,8 @@ class _Engine:
         dt = step[self.job[: self.edges]]
         moved = sending & (rate > 0)
         self.frac[moved] += speed[moved] * dt[moved]
-        self.busy[moved] += dt[moved] * rate[moved] / offered[moved]
+        if self.timed:
+            self.busy[moved] += dt[moved] * rate[moved] / offered[moved]
         self.clock += step
         finished = moved & (self.frac >= 1 - 1e-9)
         self.frac[finished] = 1.0
@@ -201,17 +210,17 @@ class _Engine:
         job = self.job[: self.edges]
         step = np.full(len(self.jobs), np.inf)
         going = np.flatnonzero(active & (speed > 0))
-        np.minimum.at(step, job[going], (1 - self.frac[going]) / speed[going])
+        _lower(step, job[going], (1 - self.frac[going]) / speed[going])
         timed = np.flatnonzero(~self.done & ~self.blocked & ~active)
-        np.minimum.at(step, job[timed], self.start[timed] - now[timed])
+        _lower(step, job[timed], self.start[timed] - now[timed])
         closing = speed[child] - speed[parent]
         shut = closing > 1e-12 * np.maximum(speed[child], 1e-300)
-        np.minimum.at(step, job[child[shut]], gap[shut] / closing[shut])
+        _lower(step, job[child[shut]], gap[shut] / closing[shut])
         waits = self.blocked[self.child] & ~self.done[self.parent] & (speed[self.parent] > 0)
         wanted = self.lag[self.child[waits]] - self.frac[self.parent[waits]]
         opening = wanted > 0
         which = self.parent[waits][opening]
-        np.minimum.at(step, job[which], wanted[opening] / speed[which])
+        _lower(step, job[which], wanted[opening] / speed[which])
         over = np.ones(len(self.jobs), bool)
         over[job[~self.done]] = False
         step[over] = 0.0
@@ -252,7 +261,9 @@ class _Engine:
             path=self.path[flows],
             capacity=self.capacity,
             job=self.job[flows],
+            owner=self.owner,
             njobs=len(self.jobs),
+            edges=len(edges),
             cap=np.concatenate([np.full(len(edges), np.inf), self.stranger_cap]),
             child=child,
             parent=parent,
@@ -260,17 +271,18 @@ class _Engine:
         )
         _, connection, count = np.unique(self.connection[edges], return_inverse=True, return_counts=True)
         share = 1.0 / count[connection]
-        x = fill.rates(np.concatenate([share, self.stranger_weight]))
+        x, full = fill.rates(np.concatenate([share, self.stranger_weight]))
         # What a starved edge leaves of its connection's share goes to the other edges of that connection.
         hungry = np.zeros(len(edges), bool)
         hungry[child] = True
         for _ in range(3 if (hungry & (share < 1)).any() else 0):
             share = _lend(share, x[: len(edges)], hungry, connection)
-            x = fill.rates(np.concatenate([share, self.stranger_weight]))
+            x, full = fill.rates(np.concatenate([share, self.stranger_weight]))
         rate, offered = np.zeros(self.edges), np.ones(self.edges)
         rate[edges] = x[: len(edges)]
-        units = np.concatenate([np.ones(len(edges)), self.stranger_weight])
-        offered[edges] = _offered(fill.path, self.capacity, x, units)[: len(edges)]
+        if self.timed:
+            units = np.concatenate([np.ones(len(edges)), self.stranger_weight])
+            offered[edges] = _offered(fill, x, units, full)[: len(edges)]
         return rate, offered
 
 
@@ -306,20 +318,25 @@ class _Filling:
     path: Ints
     capacity: Floats
     job: Ints
+    owner: Ints
+    """The job of each resource."""
     njobs: int
+    edges: int
+    """How many of the flows are edges, sorted by job; strangers follow."""
     cap: Floats
     child: Ints
     parent: Ints
     ratio: Floats
 
-    def rates(self, weight: Floats) -> Floats:
-        """The rate of each flow, bytes/s."""
+    def rates(self, weight: Floats) -> tuple[Floats, Floats]:
+        """The rate of each flow, bytes/s, and by resource the rate at which it was full (infinite: it isn't)."""
         weight = weight.copy()
         _couple(weight, self.child, self.parent, self.ratio)
         cap = self.cap.copy()
         x = np.zeros(len(weight))
         rising = np.ones(len(weight), bool)
         flat, hops, size = self.path.reshape(-1), self.path.shape[1], len(self.capacity)
+        full = np.full(size, np.inf)
         while rising.any():
             used = np.bincount(flat, np.repeat(np.where(rising, 0.0, x), hops), size)
             claim = np.bincount(flat, np.repeat(np.where(rising, weight, 0.0), hops), size)
@@ -328,12 +345,14 @@ class _Filling:
             limit = np.minimum(level[self.path].min(axis=1), cap / weight)
             limit[~rising] = np.inf
             lowest = np.full(self.njobs, np.inf)
-            np.minimum.at(lowest, self.job, limit)
+            _lower(lowest, self.job[: self.edges], limit[: self.edges])
+            np.minimum.at(lowest, self.job[self.edges :], limit[self.edges :])
+            full = np.minimum(full, np.where(level <= lowest[self.owner] * (1 + _EPS), level, np.inf))
             stop = rising & (limit <= lowest[self.job] * (1 + _EPS))
             x[stop] = weight[stop] * lowest[self.job[stop]]
             rising &= ~stop
             self._freeze_fed(x, rising, weight, cap)
-        return x
+        return x, full
 
     def _freeze_fed(self, x: Floats, rising: Bools, weight: Floats, cap: Floats) -> None:
         """Edges starved by a feeder that has just stopped stop with it, down the chain."""
@@ -350,13 +369,19 @@ class _Filling:
             rising[stop] = False
 
 
-def _offered(path: Ints, capacity: Floats, x: Floats, units: Floats) -> Floats:
-    """What the links of each flow would give it: the link's spare beside its own rate, at least the best rate there."""
-    hops = path.shape[1]
-    flat = path.reshape(-1)
+def _offered(fill: _Filling, x: Floats, units: Floats, full: Floats) -> Floats:
+    """What the links of each flow would give it: the share at which a full link stopped, or its own rate and the spare."""
     each = x / units
-    used = np.bincount(flat, np.repeat(x, hops), len(capacity))
-    best = np.zeros(len(capacity))
-    np.maximum.at(best, flat, np.repeat(each, hops))
-    spare = np.maximum(capacity - used, 0.0)
-    return np.maximum(np.maximum(each[:, None] + spare[path], best[path]).min(axis=1), 1e-300)
+    hops = fill.path.shape[1]
+    used = np.bincount(fill.path.reshape(-1), np.repeat(x, hops), len(fill.capacity))
+    spare = np.maximum(fill.capacity - used, 0.0)
+    level = full[fill.path]
+    return np.maximum(np.where(np.isinf(level), each[:, None] + spare[fill.path], level).min(axis=1), 1e-300)
+
+
+def _lower(out: Floats, group: Ints, values: Floats) -> None:
+    """out[g] = min(out[g], values of group g); `group` is sorted."""
+    if len(group):
+        starts = np.flatnonzero(np.concatenate([[True], group[1:] != group[:-1]]))
+        which = group[starts]
+        out[which] = np.minimum(out[which], np.minimum.reduceat(values, starts))

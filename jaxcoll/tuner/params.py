@@ -57,6 +57,9 @@ class ChoiceParams:
     """Least expected gain for which a table or program is left."""
     keep: float = 0.02
     """Least measured gain for which the new one is kept."""
+    quick: int = 3
+    """Epochs after which a gain of at least `quick_gain` is taken, without waiting for the whole batch."""
+    quick_gain: float = 0.2
     window_s: float = 60.0
     """Time in which at most `unhelpful` swaps that didn't pay may happen; doubles with each failure in a row."""
     unhelpful: int = 3

@@ -34,7 +34,7 @@ class ReactState:
     params: ReactParams
     seed: int
     config: Config
-    collector: Collector = Collector()
+    collector: Collector = dataclasses.field(default_factory=Collector)
     version: int = 0
     round: int = 0
     history: tuple[Memory, ...] = ()

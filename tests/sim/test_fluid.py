@@ -127,13 +127,14 @@ def test_fluid_lanes_stay_near_discrete_lanes(lanes: int, congested: int | None)
 
 
 def test_jobs_side_by_side_don_t_touch_each_other() -> None:
-    schedule = build("dual_tree", Kind.ALL_REDUCE, 6, pipeline=4)
-    jobs = [
-        Job(plan(schedule, Table.identity(schedule).swap_graph(0, 1, b), NB), quiet(6).congest(b, b % 3))
-        for b in range(2, 6)
-    ]
-    together = simulate(jobs)
-    for job, result in zip(jobs, together, strict=True):
+    jobs: list[Job] = []
+    for i, (name, kw) in enumerate([("dual_tree", {"pipeline": 4}), ("ring", {}), ("direct", {"pipeline": 8})] * 2):
+        schedule = build(name, Kind.ALL_REDUCE, 6, **kw)
+        table = Table.identity(schedule).swap_graph(0, 1, i % 4 + 2)
+        network = quiet(6).congest(i, 1 + i % 3)
+        connection = "pair" if i % 2 else "edge"
+        jobs.append(Job(plan(schedule, table, NB), dataclasses.replace(network, connection=connection)))
+    for job, result in zip(jobs, simulate(jobs), strict=True):
         alone = simulate([job])[0]
         np.testing.assert_allclose(result.end, alone.end, rtol=1e-9)
         np.testing.assert_allclose(result.busy, alone.busy, rtol=1e-6)

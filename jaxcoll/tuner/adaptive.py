@@ -1,0 +1,272 @@
+"""The default policy: fit one capacity model, score every (schedule, table) of the set on it, go where it pays.
+
+What differs from the paper: a model of the hosts' capacities instead of times by pair; all viable swaps are scored
+instead of a random one; the schedule may change; a move that doesn't pay is remembered with its measured time, so that
+it isn't made again; swaps that don't pay are rationed; the start is taken again when the congestion has gone; a late
+rank is told apart and causes nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxcoll.telemetry import Epoch
+from jaxcoll.tuner.choice import Candidate, Scorer, search
+from jaxcoll.tuner.collect import Collector
+from jaxcoll.tuner.detect import Congestion, detect, rate_text
+from jaxcoll.tuner.fit import Belief, Fitter
+from jaxcoll.tuner.measure import Batch
+from jaxcoll.tuner.model import Model
+from jaxcoll.tuner.params import ChoiceParams, ReactParams
+from jaxcoll.tuner.transforms import graph_name
+from jaxcoll.tuner.types import Config, Decision, ScheduleSet
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """A configuration and the epoch time that it had, seconds, at `epoch`."""
+
+    config: Config
+    seconds: float
+    epoch: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """A move whose first batch is awaited: from where, the time there, and the move in words."""
+
+    before: Config
+    seconds: float
+    action: str
+    words: str
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class AdaptiveState:
+    """All that the default policy knows between two calls."""
+
+    spec: ScheduleSet
+    react: ReactParams
+    params: ChoiceParams
+    seed: int
+    config: Config
+    collector: Collector = dataclasses.field(default_factory=Collector)
+    version: int = 0
+    round: int = 0
+    model: Model | None = None
+    measured: tuple[Measured, ...] = ()
+    trial: Trial | None = None
+    calm: int = 0
+    failures: int = 0
+    """Moves in a row that didn't pay."""
+    unhelpful_ns: tuple[int, ...] = ()
+    """When swaps were made that didn't pay, or are still awaited."""
+    probes: int = 0
+    """Times that the start was tried again too early."""
+    stragglers: tuple[int, ...] = ()
+    searched: tuple[object, ...] | None = None
+    """What the last search without result began from: it isn't repeated while that stays the same."""
+
+
+Outcome = tuple[AdaptiveState, Decision | None, str]
+
+
+def init_adaptive(
+    spec: ScheduleSet, react: ReactParams | None = None, params: ChoiceParams | None = None, seed: int = 0
+) -> AdaptiveState:
+    """The state before the first epoch."""
+    home = spec.home
+    react, params = react or ReactParams(), params or ChoiceParams()
+    return AdaptiveState(spec, react, params, seed, home, version=home.table.version)
+
+
+def step_adaptive(state: AdaptiveState, samples: Sequence[Epoch]) -> Outcome:
+    """Takes the epochs that have ended since; decides once a batch is full."""
+    state = dataclasses.replace(state, collector=state.collector.add(samples, state.config))
+    collector, batch = state.collector.batch(state.spec, state.config, state.react.B)
+    if batch is None:
+        return _quick(state) or (state, None, f"{len(state.collector.waiting)} of {state.react.B} epochs of the batch")
+    return _full(dataclasses.replace(state, collector=collector), batch)
+
+
+def _quick(state: AdaptiveState) -> Outcome | None:
+    """A few epochs of the batch decide alone where they show plain, steady congestion and a way to gain much."""
+    params = state.params
+    if len(state.collector.waiting) != params.quick or state.trial is not None or state.failures:
+        return None
+    _, batch = state.collector.batch(state.spec, state.config, params.quick)
+    if batch is None or not detect(batch, state.react.delta1, state.react.delta2).steady.any():
+        return None
+    after, decision, why = _full(state, batch)
+    plain = decision is not None and decision.action in ("swap", "program")
+    return (after, decision, why) if plain and decision.expected < 1 - params.quick_gain else None
+
+
+def _full(state: AdaptiveState, batch: Batch) -> Outcome:
+    state = dataclasses.replace(state, round=state.round + 1)
+    late = batch.late - np.median(batch.late)
+    stragglers = tuple(np.flatnonzero(late > state.params.lateness * batch.time).tolist())
+    state = dataclasses.replace(state, stragglers=stragglers)
+    return _decide(state, batch)
+
+
+def _decide(state: AdaptiveState, batch: Batch) -> Outcome:
+    state, verdict = _judge(state, batch)
+    congestion = detect(batch, state.react.delta1, state.react.delta2)
+    belief = _fit(state, batch)
+    model = belief.best.model
+    state = dataclasses.replace(state, model=model)
+    if state.stragglers:
+        names = ", ".join(f"rank {r} is {batch.late[r] * 1e3:.0f} ms late" for r in state.stragglers)
+        verdict += f"{names}. "
+    if model.clean:
+        return _when_clean(state, batch, belief, congestion, verdict)
+    state = dataclasses.replace(state, calm=0)
+    return _when_congested(state, batch, belief, congestion, verdict)
+
+
+def _judge(state: AdaptiveState, batch: Batch) -> tuple[AdaptiveState, str]:
+    """Notes the batch's time, and whether the last move has paid."""
+    now, horizon = state.collector.seen, state.react.H * (1 + state.failures)
+    last = next((m for m in state.measured if m.config.key == state.config.key), None)
+    measured = state.measured
+    if last is not None and state.trial is None and abs(np.log(batch.time / last.seconds)) > 0.15:
+        measured = ()  # the network has changed: what was measured before says nothing now
+    kept = tuple(m for m in measured if m.config.key != state.config.key and m.epoch > now - horizon)
+    state = dataclasses.replace(state, measured=(*kept, Measured(state.config, batch.time, now)))
+    trial = state.trial
+    if trial is None:
+        return state, ""
+    ratio = batch.time / trial.seconds
+    paid = ratio < 1 - state.params.keep or (trial.action in ("recover", "probe") and ratio < 1 + state.params.keep)
+    spent = state.unhelpful_ns[:-1] if paid else state.unhelpful_ns
+    failures = 0 if paid else state.failures + 1
+    probes = state.probes + (trial.action == "probe" and not paid)
+    state = dataclasses.replace(state, trial=None, failures=failures, unhelpful_ns=spent, probes=probes)
+    return state, f"{trial.words}; measured {ratio:.2f}x: {'kept' if paid else 'no gain'}. "
+
+
+def _fit(state: AdaptiveState, batch: Batch) -> Belief:
+    prior = state.model
+    if prior is not None:
+        # What no flow crosses any more can't be seen to end: it is believed for H epochs, longer after each vain look.
+        prior = prior.forget(state.collector.seen - state.react.H * 2 ** min(state.probes, 5))
+    return Fitter(batch, state.spec.host_of, state.params, state.collector.seen).run(prior)
+
+
+def _when_clean(state: AdaptiveState, batch: Batch, belief: Belief, congestion: Congestion, verdict: str) -> Outcome:
+    """Nothing departs from the usual: stay, or go back to the start after a while."""
+    state = dataclasses.replace(state, calm=state.calm + 1)
+    home = state.spec.home
+    if state.config.key == home.key:
+        why = "some flows vary, but nothing explains them" if congestion else "no congestion"
+        return state, None, verdict + why
+    back = _failed_back(state, batch, verdict)
+    if back is not None:
+        return back
+    if state.calm < state.params.calm or not _may_swap(state, batch.now_ns):
+        return state, None, f"{verdict}no congestion for {state.calm} batches"
+    here, there = Scorer(state.spec, belief, state.params).seconds([state.config, home])
+    expected = _known(state, home) / batch.time if _known(state, home) else there / here
+    if expected > 1 + state.params.keep:
+        return state, None, f"{verdict}no congestion, but the start would take {expected:.2f}x as long; stayed"
+    words = f"no congestion for {state.calm} batches; went back to the start; expected {expected:.2f}x"
+    return _move(state, batch, home, "recover", verdict + words, expected)
+
+
+def _when_congested(
+    state: AdaptiveState, batch: Batch, belief: Belief, congestion: Congestion, verdict: str
+) -> Outcome:
+    cause = _cause(state, batch, belief, congestion)
+    if not _may_swap(state, batch.now_ns):
+        back = _failed_back(state, batch, verdict)
+        return back or (state, None, f"{verdict}{cause}; too many swaps without gain, waiting")
+    situation = (state.config.key, belief.best.model.shape, round(4 * np.log(batch.time)), state.failures)
+    if state.searched == situation:
+        return state, None, f"{verdict}{cause}; nothing better is known"
+    rng = np.random.default_rng([state.seed, state.round])
+    others = [m.config for m in state.measured]
+    now, candidates = search(state.spec, belief, state.config, others, state.params, rng)
+    options = [(c, _expected(state, batch, now, c)) for c in candidates if c.config.key != state.config.key]
+    best, expected = min(options, key=lambda o: o[1] + 0.002 * len(o[0].swaps), default=(None, 1.0))
+    margin = state.params.margin * (1 + state.failures)
+    if best is None or expected > 1 - margin:
+        back = _failed_back(state, batch, verdict)
+        what = f"nothing in the set is expected to gain {margin:.0%} (best {expected:.2f}x)"
+        state = dataclasses.replace(state, searched=situation)
+        return back or (state, None, f"{verdict}{cause}; {what}")
+    action = "swap" if best.config.program == state.config.program else "program"
+    if best.config.key == state.spec.home.key:
+        action = "probe"
+    words = f"{cause}; {best.text(state.spec, state.config)}; expected {expected:.2f}x"
+    return _move(state, batch, best.config, action, verdict + words, expected)
+
+
+def _known(state: AdaptiveState, config: Config) -> float:
+    """Measured time of a configuration, 0 if there is none."""
+    return next((m.seconds for m in state.measured if m.config.key == config.key), 0.0)
+
+
+def _expected(state: AdaptiveState, batch: Batch, now: float, candidate: Candidate) -> float:
+    """Time of a candidate over the present one: as measured, where it was, else as modelled."""
+    known = _known(state, candidate.config)
+    return known / batch.time if known else candidate.seconds / now
+
+
+def _failed_back(state: AdaptiveState, batch: Batch, verdict: str) -> Outcome | None:
+    """Back to the best that was measured, if the last move didn't pay."""
+    if not state.failures or not state.measured or not _may_swap(state, batch.now_ns, back=True):
+        return None
+    best = min(state.measured, key=lambda m: m.seconds)
+    expected = best.seconds / batch.time
+    if best.config.key == state.config.key or expected > 1 - state.params.keep:
+        return None
+    return _move(state, batch, best.config, "revert", f"{verdict}went back: expected {expected:.2f}x", expected)
+
+
+def _may_swap(state: AdaptiveState, now_ns: int, back: bool = False) -> bool:
+    """Few swaps that don't pay in a window; one is kept for the way back. The window doubles with each failure."""
+    window = state.params.window_s * 2 ** min(max(0, state.failures - 1), 5)
+    recent = sum(1 for at in state.unhelpful_ns if now_ns - at < window * 1e9)
+    return recent < state.params.unhelpful - (0 if back else 1)
+
+
+def _move(
+    state: AdaptiveState, batch: Batch, config: Config, action: str, words: str, expected: float
+) -> tuple[AdaptiveState, Decision, str]:
+    version = state.version + 1
+    target = Config(config.program, config.table.with_version(version))
+    decision = Decision(state.spec.key, action, target.program, target.table, words, expected)
+    horizon = state.params.window_s * 64 * 1e9
+    recent = tuple(at for at in state.unhelpful_ns if batch.now_ns - at < horizon)
+    trial = None if action == "revert" else Trial(state.config, batch.time, action, words)
+    state = dataclasses.replace(
+        state,
+        config=target,
+        version=version,
+        collector=state.collector.cleared(),
+        trial=trial,
+        searched=None,
+        calm=0,
+        unhelpful_ns=(*recent, batch.now_ns),
+    )
+    return state, decision, words
+
+
+def _cause(state: AdaptiveState, batch: Batch, belief: Belief, congestion: Congestion) -> str:
+    """The slowest edge that shows it, and what the model makes of it."""
+    flows = batch.pattern.plan
+    model = belief.best.model.text()
+    if not congestion:
+        return model
+    with np.errstate(invalid="ignore", divide="ignore"):
+        ratio = np.where(congestion.any, congestion.p90 / congestion.usual, np.inf)
+    edge = int(np.argmin(ratio))
+    kind = "steady" if congestion.steady[edge] else "erratic"
+    schedule = state.spec.by_id[state.config.program].schedule
+    where = f"edge {flows.src[edge]}->{flows.dst[edge]} of {graph_name(schedule, int(flows.graph[edge]))}"
+    p90, usual = rate_text(float(congestion.p90[edge])), rate_text(float(congestion.usual[edge]))
+    return f"{where} {kind} congested: p90 {p90} against {usual} ({model})"

@@ -1,0 +1,168 @@
+"""Scores every (schedule, table) of a set on the capacity model, and looks for better tables by swaps."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from jaxcoll.sim.fluid import Job, simulate
+from jaxcoll.sim.plan import Plan
+from jaxcoll.tuner.fit import Belief
+from jaxcoll.tuner.measure import pattern_of
+from jaxcoll.tuner.params import ChoiceParams
+from jaxcoll.tuner.transforms import Swap, is_valid
+from jaxcoll.tuner.types import Config, Program, ScheduleSet
+
+Floats = npt.NDArray[np.float64]
+
+_HEAVY = 200_000
+"""Edges simulated side by side; more would only fill the memory."""
+_WORK = 60_000
+"""Edges simulated for one decision, over all candidates: keeps a decision for many ranks within seconds."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Candidate:
+    """A program under a table, the swaps that made the table out of a known one, and the modelled time, seconds."""
+
+    config: Config
+    swaps: tuple[Swap, ...]
+    seconds: float
+
+    def text(self, spec: ScheduleSet, current: Config) -> str:
+        """What would be done, for a decision's reason."""
+        program = spec.by_id[self.config.program]
+        parts = [swap.text(program.schedule) for swap in self.swaps]
+        if program.id != current.program:
+            parts.insert(0, f"took {program.name} instead of {spec.by_id[current.program].name}")
+        return "; ".join(parts) or "took back an earlier table"
+
+
+class Scorer:
+    """Modelled times under a belief; each configuration is simulated once."""
+
+    def __init__(self, spec: ScheduleSet, belief: Belief, params: ChoiceParams):
+        self._spec = spec
+        self._networks = [f.model.network(spec.host_of, params.alpha) for f in belief.fits]
+        self._weights = np.asarray(belief.weights)
+        self._known: dict[tuple[int, bytes, bytes], float] = {}
+        self._simulations = params.simulations
+        self.spent = 0
+        self._edges = 0
+
+    def left(self, program: Program) -> int:
+        """How many tables of `program` may still be simulated."""
+        each = max(1, len(program.schedule.edges))
+        return max(0, min(self._simulations - self.spent, (_WORK - self._edges) // (each * len(self._networks))))
+
+    def seconds(self, configs: Sequence[Config]) -> list[float]:
+        """Modelled time of an epoch under each configuration, the mean over what the belief holds possible."""
+        new = list({c.key: c for c in configs if c.key not in self._known}.values())
+        jobs = [Job(self._plan(c), network) for c in new for network in self._networks]
+        totals = [r.total for part in _parts(jobs) for r in simulate(part, timed=False)]
+        for i, config in enumerate(new):
+            times = np.array(totals[i * len(self._networks) : (i + 1) * len(self._networks)])
+            self._known[config.key] = float(times @ self._weights)
+            self._edges += sum(
+                len(job.plan.src) for job in jobs[i * len(self._networks) : (i + 1) * len(self._networks)]
+            )
+        self.spent += len(new)
+        return [self._known[c.key] for c in configs]
+
+    def _plan(self, config: Config) -> Plan:
+        schedule = self._spec.by_id[config.program].schedule
+        return pattern_of(schedule, config.table, self._spec.nbytes).plan
+
+
+def _parts(jobs: Sequence[Job]) -> list[list[Job]]:
+    parts: list[list[Job]] = []
+    size = _HEAVY
+    for job in jobs:
+        if size + len(job.plan.src) > _HEAVY:
+            parts.append([])
+            size = 0
+        parts[-1].append(job)
+        size += len(job.plan.src)
+    return parts
+
+
+def search(
+    spec: ScheduleSet,
+    belief: Belief,
+    current: Config,
+    others: Sequence[Config],
+    params: ChoiceParams,
+    rng: np.random.Generator,
+) -> tuple[float, list[Candidate]]:
+    """(modelled time of `current`, candidates with the best first).
+
+    Begins with every program as it starts, with `current` and with `others`; the three most promising programs, and the
+    current one, are bettered by swaps of the ranks that the model blames.
+    """
+    scorer = Scorer(spec, belief, params)
+    pool = [current, spec.home, *others, *(Config(p.id, p.identity) for p in spec.programs)]
+    times = scorer.seconds(pool)
+    now = times[0]
+    starts: dict[int, Candidate] = {}
+    for config, seconds in zip(pool, times, strict=True):
+        best = starts.get(config.program)
+        if best is None or seconds < best.seconds * (1 - 1e-6):
+            starts[config.program] = Candidate(config, (), seconds)
+    hot = belief.best.model.hot_ranks(spec.host_of)
+    found = list(starts.values())
+    ranked = sorted(found, key=lambda c: c.seconds)[:3]
+    mine = starts[current.program]
+    for start in ranked if mine in ranked else [*ranked, mine]:
+        found.append(_climb(spec, scorer, start, hot, params, rng))
+    return now, sorted(found, key=lambda c: (c.seconds, len(c.swaps), c.config.program))
+
+
+def _climb(
+    spec: ScheduleSet,
+    scorer: Scorer,
+    start: Candidate,
+    hot: Sequence[int],
+    params: ChoiceParams,
+    rng: np.random.Generator,
+) -> Candidate:
+    """The best table reached by taking the best swap, a few times over."""
+    program = spec.by_id[start.config.program]
+    best = start
+    for _ in range(params.rounds if hot else 0):
+        swaps = _neighbours(program, best.config, hot, scorer.left(program) // 2, rng)
+        if not swaps:
+            break
+        configs = [Config(program.id, swap.apply(best.config.table)) for swap in swaps]
+        times = scorer.seconds(configs)
+        i = int(np.argmin(times))
+        if times[i] > best.seconds * 0.99:
+            break
+        best = Candidate(configs[i], (*best.swaps, swaps[i]), times[i])
+    return best
+
+
+def _neighbours(
+    program: Program, config: Config, hot: Sequence[int], limit: int, rng: np.random.Generator
+) -> list[Swap]:
+    """Valid swaps with a blamed rank: all global and chunk-local ones, and position-equivalent ones, as far as they fit."""
+    schedule, n = program.schedule, program.schedule.nranks
+    pairs = sorted({(min(a, b), max(a, b)) for a in hot for b in range(n) if a != b})
+    graphs = range(len(schedule.graphs)) if len(schedule.graphs) > 1 else range(0)
+    everywhere = [Swap(None, None, a, b) for a, b in pairs]
+    local = [Swap(g, None, a, b) for g in graphs for a, b in pairs]
+    vertex = [
+        Swap(g, t, a, b) for g in range(len(schedule.graphs)) for t in range(schedule.steps + 1) for a, b in pairs
+    ]
+    chosen: list[Swap] = []
+    for kind in (everywhere, local, vertex):
+        room = limit - len(chosen)
+        order = rng.permutation(len(kind))[: 4 * max(room, 0)]
+        for index in order.tolist():
+            if len(chosen) >= limit:
+                break
+            if is_valid(schedule, kind[index].apply(config.table)):
+                chosen.append(kind[index])
+    return chosen
