@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from jaxcoll.synth.allgather import Options as Options
 from jaxcoll.synth.allgather import all_gather as all_gather
 from jaxcoll.synth.allgather import all_reduce as all_reduce
 from jaxcoll.synth.allgather import reduce_scatter as reduce_scatter

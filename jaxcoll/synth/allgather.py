@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from jaxcoll.errors import SynthesisError
+from jaxcoll.errors import SynthesisError, UsageError
 from jaxcoll.schedule.ir import Schedule
 from jaxcoll.synth.forest import Forest, History, Wish, solve
 from jaxcoll.synth.lowering import all_gather_schedule, all_reduce_schedule, reduce_scatter_schedule
@@ -19,100 +19,133 @@ from jaxcoll.topology.graph import Topology
 
 
 @dataclass(frozen=True)
-class Options:
-    """How to solve.
+class _Options:
+    """The keyword arguments that all three functions share; `all_gather` describes them."""
 
-    Attributes:
-        chunks: trees per root (ForestColl's fixed k); None takes as many as the optimal rate needs.
-        max_depth: no tree deeper than this; the rate found within it is reported against the unbounded bound.
-        latency: remove switches by the LP of MCCL appendix C, which prefers shallow trees, instead of in proportion.
-        lanes: of the schedule's pipeline; None chooses.
-        schedule: False leaves the schedule out (and the time that it takes to write it down).
-        progress: called with (phase, share done); returning False cancels (raises `Cancelled`).
-    """
-
-    chunks: int | None = None
-    max_depth: int | None = None
-    latency: bool = False
-    lanes: int | None = None
-    schedule: bool = True
-    progress: Progress | None = None
+    chunks: int | None
+    max_depth: int | None
+    latency: bool
+    lanes: int | None
+    build: bool
+    progress: Progress | None
 
     def __post_init__(self) -> None:
         for name in ("chunks", "max_depth", "lanes"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise SynthesisError(f"{name} is {value}; it must be at least 1")
+                raise UsageError(f"{name} is {value}; it must be at least 1")
 
 
-DEFAULT = Options()
+def all_gather(
+    topology: Topology,
+    *,
+    chunks: int | None = None,
+    max_depth: int | None = None,
+    latency: bool = False,
+    lanes: int | None = None,
+    warm: History | None = None,
+    progress: Progress | None = None,
+    build: bool = True,
+) -> SynthResult:
+    """A throughput-optimal AllGather.
 
+    Args:
+        topology: the network; capacities in any unit.
+        chunks: trees per root (ForestColl's fixed k); None takes as many as the optimal rate needs.
+        max_depth: no tree deeper than this; the rate found within it is reported against the unbounded bound.
+        latency: remove switches by the LP of MCCL appendix C, which prefers shallow trees, instead of in proportion.
+        lanes: of the schedule's pipeline; None chooses.
+        warm: `SynthResult.warm` of an earlier solve on the same nodes; links may differ, be new or be gone.
+        progress: called with (phase, done 0..1 or None); returning False cancels.
+        build: make the Schedule; without it `schedule` is None.
 
-def all_gather(topology: Topology, options: Options = DEFAULT, warm: History | None = None) -> SynthResult:
-    """A throughput-optimal AllGather. `warm`: the `warm` of an earlier result for the same nodes.
-
-    The result's `status` is `infeasible` (and `schedule` None) when `max_depth` or `chunks` can't be met.
+    Returns:
+        SynthResult; rates are exact. Its status is INFEASIBLE, with the reason, when no trees fit `max_depth`.
 
     Raises:
-        Cancelled: by `options.progress`.
+        UsageError: a bad argument. Cancelled: by `progress`.
         SynthesisError: a network whose numbers are beyond exact arithmetic; the message says what to round.
     """
+    options = _Options(chunks, max_depth, latency, lanes, build, progress)
     return _single("all_gather", topology, topology, options, warm)
 
 
-def reduce_scatter(topology: Topology, options: Options = DEFAULT, warm: History | None = None) -> SynthResult:
-    """A throughput-optimal ReduceScatter: an AllGather on the network with all links turned round, backwards."""
+def reduce_scatter(
+    topology: Topology,
+    *,
+    chunks: int | None = None,
+    max_depth: int | None = None,
+    latency: bool = False,
+    lanes: int | None = None,
+    warm: History | None = None,
+    progress: Progress | None = None,
+    build: bool = True,
+) -> SynthResult:
+    """A throughput-optimal ReduceScatter: an AllGather on the network with all links turned round, run backwards.
+
+    Arguments, result and errors as for `all_gather`.
+    """
+    options = _Options(chunks, max_depth, latency, lanes, build, progress)
     return _single("reduce_scatter", topology, topology.reversed(), options, warm)
 
 
 def all_reduce(
     topology: Topology,
-    options: Options = DEFAULT,
-    warm: Sequence[History] | None = None,
     *,
-    reduce_scatter_schedule: Schedule | None = None,
-    all_gather_schedule: Schedule | None = None,
+    chunks: int | None = None,
+    max_depth: int | None = None,
+    latency: bool = False,
+    lanes: int | None = None,
+    warm: tuple[History | None, History | None] | None = None,
+    progress: Progress | None = None,
+    build: bool = True,
+    first: Schedule | None = None,
+    second: Schedule | None = None,
 ) -> SynthResult:
-    """ReduceScatter, then AllGather. Either phase can be given as a schedule of any origin, which is then kept.
+    """ReduceScatter, then AllGather; arguments as for `all_gather`, `warm` and the result's `warm` a pair.
 
-    `throughput` and `bound` are those of the two phases in sequence, a rank's share of the data per second; a given
-    phase counts as taking no time, since its rate isn't known here. `warm` is a pair (reduce_scatter, all_gather).
+    `first` (a reduce_scatter) and `second` (an all_gather) replace a phase by a schedule of any origin.
+    `throughput` and `bound` are those of the two phases in sequence, for a rank's share of the data; a phase that
+    was given is left out of them, since its rate isn't known here.
     """
-    clock = Clock(options.progress)
-    ranks = topology.nranks
-    given = (reduce_scatter_schedule, all_gather_schedule)
-    first, second = tuple(warm) if warm else (None, None)
+    clock = Clock(progress)
+    histories = warm or (None, None)
+    options = _Options(chunks, max_depth, latency, lanes, True, progress)
+    turned = topology.reversed()
     results: list[SynthResult] = []
     phases: list[Schedule] = []
-    for make, schedule, history in ((reduce_scatter, given[0], first), (all_gather, given[1], second)):
-        if schedule is None:
-            part = make(topology, _with_schedule(options), history)
+    kept: list[History | None] = []
+    for name, network, given, history in (
+        ("reduce_scatter", turned, first, histories[0]),
+        ("all_gather", topology, second, histories[1]),
+    ):
+        kept.append(None)
+        if given is None:
+            part = _single(name, topology, network, options, history)
             results.append(part)
-            if part.schedule is None:
-                return _failed("all_reduce", ranks, part.bound, clock, part.why)
-            schedule = part.schedule
-        phases.append(schedule)
-    with clock.phase("schedule"):
-        merged = all_reduce_schedule(*phases, f"synth_all_reduce_{topology.name}") if options.schedule else None
+            kept[-1] = part.warm
+            given = part.schedule
+            if given is None:
+                return _failed("all_reduce", topology.nranks, part.bound, clock, part.why)
+        phases.append(given)
     for part in results:
         for phase, seconds in part.seconds.items():
             clock.seconds[phase] = clock.seconds.get(phase, 0.0) + seconds
+    with clock.phase("schedule"):
+        merged = all_reduce_schedule(phases[0], phases[1], f"synth_all_reduce_{topology.name}") if build else None
     return SynthResult(
         "all_reduce",
-        ranks,
+        topology.nranks,
         _in_sequence([part.bound for part in results]),
         _in_sequence([part.throughput for part in results]),
         merged,
         sum(part.depth for part in results),
         sum(phase.steps for phase in phases),
         clock.seconds,
-        warm=tuple(part.warm for part in results),
-        details={"phases": [part.details for part in results]},
+        why="; ".join(part.why for part in results if part.why),
+        warm=tuple(kept),
+        details={part.collective: part.details for part in results},
     )
-
-
-def _with_schedule(options: Options) -> Options:
-    return Options(options.chunks, options.max_depth, options.latency, options.lanes, True, options.progress)
 
 
 def _in_sequence(rates: Sequence[Fraction | float]) -> Fraction:
@@ -123,7 +156,7 @@ def _in_sequence(rates: Sequence[Fraction | float]) -> Fraction:
 
 
 def _single(
-    collective: str, topology: Topology, network: Topology, options: Options, warm: History | None
+    collective: str, topology: Topology, network: Topology, options: _Options, warm: History | None
 ) -> SynthResult:
     clock = Clock(options.progress)
     ranks = topology.nranks
@@ -137,7 +170,7 @@ def _single(
         return _failed(collective, ranks, Fraction(0), clock, str(error))
     schedule = None
     depth = max(max(tree.depths()) for tree in forest.trees)
-    if options.schedule:
+    if options.build:
         lower = all_gather_schedule if collective == "all_gather" else reduce_scatter_schedule
         with clock.phase("schedule"):
             schedule = lower(forest.trees, ranks, f"synth_{collective}_{topology.name}", options.lanes)
@@ -160,7 +193,7 @@ def _failed(collective: str, ranks: int, bound: Fraction | float, clock: Clock, 
     return SynthResult(collective, ranks, bound, Fraction(0), None, 0, 0, clock.seconds, Status.INFEASIBLE, why)
 
 
-def _why(forest: Forest, options: Options) -> str:
+def _why(forest: Forest, options: _Options) -> str:
     """Where a rate below the bound comes from."""
     if forest.rate >= forest.bound:
         return ""

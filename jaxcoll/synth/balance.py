@@ -1,9 +1,9 @@
 """Switches with more capacity in than out (or the reverse): what can't be used is cut off before anything else.
 
-A switch only forwards, so it never takes in more than it gives out. Splitting it off without loss needs both sums equal.
-Which links to cut matters: first those that no cut of the network misses at the optimal rate, as far as flows allow; what
-must still go is taken from all links of the side in proportion, and then the rate may fall below the max-flow bound
-(which itself may be out of reach for switches that can't duplicate: the gap reported is against that bound).
+A switch only forwards, so it never takes in more than it gives out; splitting it off without loss needs equal sums.
+Which links to cut matters: first those that no cut of the network misses at the optimal rate, as far as flows allow;
+what must still go is taken from all links of the side in proportion, and then the rate may fall below the max-flow
+bound (which itself may be out of reach for switches that can't duplicate: the gap reported is against that bound).
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ INFINITE = 1 << 60
 
 @dataclass(frozen=True)
 class Cut:
-    """A target that receives only `value`. `small`, `large`: the least and the greatest sink side, as node bit masks."""
+    """A target that receives only `value`. `small`, `large`: the least and greatest sink side, as node bit masks."""
 
     value: int
     target: int

@@ -1,10 +1,10 @@
-"""The step-aware switch removal of MCCL appendix C, one switch at a time, as a linear program on HiGHS.
+"""The step-aware switch removal of MCCL appendix C, one switch at a time, as a linear program.
 
-Variables are the logical links y[u, v] of one switch. The first aim is to place all its capacity (M times the sum of y);
-the second spreads it: each u pays a convex price for what it gives to one v, whose k-th piece, as wide as an even share
-of u's capacity, costs k per unit. Here the pieces are bounded variables with rising cost, which is the paper's lower
-envelope (6) without its rows. The min-cut rows (9) are the known cuts; the caller checks the answer by flows and comes
-back with the cuts that it violates, which is the paper's cutting-plane loop.
+Variables are the logical links y[u, v] of one switch. The first aim is to place all its capacity (M times the sum of
+y); the second spreads it: each u pays a convex price for what it gives to one v, whose k-th piece, as wide as an even
+share of u's capacity, costs k per unit. Here the pieces are bounded variables with rising cost, which is the paper's
+lower envelope (6) without its rows. The min-cut rows (9) are the known cuts; the caller checks the answer by flows
+and comes back with the cuts that it violates, which is the paper's cutting-plane loop.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def bend_by_lp(plan: IntMatrix, room: Room) -> IntMatrix:
 def _constraints(
     room: Room, rows: NDArray[np.intp], columns: NDArray[np.intp], pieces: int
 ) -> tuple[Any, NDArray[np.float64]]:
-    """(7) and (8), the sums at each neighbour, and (9), what each known cut can lose; equal for all pieces of a link."""
+    """(7) and (8), the sums at each neighbour, and (9), what each known cut can lose; the same for all pieces."""
     from scipy.sparse import coo_array, hstack
 
     count = len(rows)

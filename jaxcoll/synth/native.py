@@ -136,7 +136,7 @@ class Flow:
 
 @dataclass(frozen=True)
 class Packed:
-    """What jc_pack_run left: trees (root, count, edges int32[ranks - 1, 2]), cuts learnt, counts. `stuck`: order or -1."""
+    """What jc_pack_run left: trees (root, count, edges int32[ranks - 1, 2]), cuts, counts; `stuck` is -1 or not."""
 
     root: Int32Array
     count: Int64Array

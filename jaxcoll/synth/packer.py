@@ -1,4 +1,4 @@
-"""Tree packing in Python: the method of `trees`, for where the native packer is missing, and its oracle in the tests."""
+"""Tree packing in Python: the method of `trees` where the native packer is missing, and its oracle in the tests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from jaxcoll.errors import SynthesisError
 from jaxcoll.synth.cuts import CutPool, inflow, mask_matrix
-from jaxcoll.synth.flow import FlowGraph, Query, members_of
+from jaxcoll.synth.flow import Cut, FlowGraph, Query, members_of
 from jaxcoll.synth.rate import Tick, order_targets
 
 MAX_CUTS = 16
@@ -71,8 +71,8 @@ class Packer:
     def _easy_first(self, orders: Sequence[Wish]) -> tuple[list[Wish], list[list[Grown]]]:
         """Grows the orders that get their ideal tree at once: the old one whole, or one of shortest paths.
 
-        The others need what the easy ones leave over anyway, and would spoil their trees if they came first. Returns all
-        orders, the easy ones first, and the trees of those.
+        The others need what the easy ones leave over anyway, and would spoil their trees if they came first. Returns
+        all orders, the easy ones first, and the trees of those.
         """
         easy: list[Wish] = []
         hard: list[Wish] = []
@@ -111,7 +111,7 @@ class Packer:
         """Slack of every known cut, from scratch: capacity into it less the pending trees of the ranks outside."""
         inside = mask_matrix(self.pool.masks, self.ranks)
         self._inside = [_bits(column) for column in inside.T]
-        flows = inflow(inside, *self._arcs, self._capacities())
+        flows = inflow(inside, self._arcs[0], self._arcs[1], self._capacities())
         pending = np.array(self._pending, np.int64)
         self._slack = (flows - ~inside @ pending).tolist()
 
@@ -221,7 +221,7 @@ class Packer:
         heads = np.array([rank for rank in range(self.ranks) if rank not in depth])
         if not len(heads) or not layer:
             return
-        block = np.ix_(layer, heads)
+        block = np.ix_(np.array(layer), heads)
         capacity = self.capacity[block]
         score = np.where(capacity >= count, capacity * self._scale[block], -1.0)
         best = score.argmax(axis=0)

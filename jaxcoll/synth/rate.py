@@ -56,7 +56,7 @@ class Network:
 
 @dataclass(frozen=True)
 class Packing:
-    """What the trees must fit into: `trees` trees per root, each of rate `tree_rate`; arc i may carry `room[i]` trees."""
+    """What the trees must fit into: `trees` trees per root, each of rate `tree_rate`; arc i fits `room[i]`."""
 
     trees: int
     tree_rate: Fraction  # in units of the network

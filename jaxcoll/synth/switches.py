@@ -49,7 +49,7 @@ Bender = Callable[[IntMatrix, Room], IntMatrix]
 
 @dataclass
 class Links:
-    """A capacitated graph under splitting. `out[u][v]`, `into[v][u]`: trees that (u, v) carries; zero entries absent."""
+    """A capacitated graph under splitting. `out[u][v]`, `into[v][u]`: trees that (u, v) carries, no zeros."""
 
     nodes: int
     out: list[dict[int, int]]
@@ -67,7 +67,7 @@ class Links:
         return Links(self.nodes, [dict(d) for d in self.out], [dict(d) for d in self.into], list(self.splits))
 
     def change(self, tail: int, head: int, amount: int) -> None:
-        """Adds `amount` (may be negative) to (tail, head); a link from a node to itself is worth nothing and vanishes."""
+        """Adds `amount` (may be negative) to (tail, head); a link from a node to itself is worth nothing: dropped."""
         if tail == head:
             return
         left = self.out[tail].get(head, 0) + amount

@@ -2,10 +2,10 @@
 
 Tree packing by Edmonds' theorem: with `pending` trees still to come from every rank, an edge may be taken as long as
 every cut X keeps capacity >= the pending trees that have not entered X. The textbook way asks for a maximum flow per
-edge. Here trees grow breadth first against the *known* cuts, a few machine words of bit mask per edge. Only when a tree
-gets stuck, which by the theorem means that some unknown cut is overdrawn, do flows tell which; it joins the pool, and the
-trees from the one that overdrew it onwards are grown again. Each such round adds a cut, so it ends. A packing that is
-complete needs no proof: it fits the capacities.
+edge. Here trees grow breadth first against the *known* cuts, a few machine words of bit mask per edge. Only when a
+tree gets stuck, which by the theorem means that some unknown cut is overdrawn, do flows tell which; it joins the
+pool, and the trees from the one that overdrew it onwards are grown again. Each such round adds a cut, so it ends. A
+packing that is complete needs no proof: it fits the capacities.
 
 History (MCCL 4.3): an order may carry the edges of an earlier tree. They are tried first, so what is still valid stays.
 """
@@ -29,7 +29,7 @@ Edges = NDArray[np.int32]
 
 @dataclass(frozen=True, eq=False)
 class Tree:
-    """`count` equal spanning trees out of `root`. edges: int32[ranks - 1, 2] (parent, child), parents before children."""
+    """`count` equal spanning trees out of `root`. edges: int32[ranks - 1, 2] (parent, child), parents first."""
 
     root: int
     count: int

@@ -2,7 +2,7 @@
 
 | spec | network |
 |---|---|
-| `rail:SxHxN` | S segments x H hosts x N ranks (MCCL 6.1): rank-NVSwitch 2880, rank-ToR 400, a ToR per rail and segment |
+| `rail:SxHxN` | S segments x H hosts x N ranks (MCCL 6.1): rank-NVSwitch 2880, rank-ToR 400, a ToR per rail |
 | `overlay:SxHxN` | the same as MCCL 3.1's synthesisers see it: no ToRs, same-rail links of round(400 / (hosts - 1)) |
 | `ring:N`, `star:N`, `torus:AxB[xC]`, `fattree:K` | every link 400; `@CAP` at the end changes that (`ring:8@100`) |
 | `dgx_a100:H` | 8 ranks a host on NVSwitch (2400), a 200 NIC each, odd and even NICs on two switches |

@@ -1,8 +1,8 @@
 """The gray failures of MCCL 6.1, as functions from topology to topology.
 
 Each strikes one rank (rank 0 in the paper). Its links fall into two classes: *local* ones stay in its host (to a rank
-of the host, or to a switch that serves this host alone), *network* ones leave it. A failure sets the total capacity of a
-class, per direction, spread over the links of the class in proportion; where the network is made of direct links to
+of the host, or to a switch that serves this host alone), *network* ones leave it. A failure sets the total capacity of
+a class, per direction, spread over the links of the class in proportion; where the network is made of direct links to
 other hosts' ranks (an overlay), each is rounded to a whole number, at least 1, as the paper's overlay rounds its own.
 """
 

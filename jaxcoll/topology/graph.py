@@ -98,7 +98,7 @@ class Topology:
                 raise TopologyError(f"{where}: a link from a node to itself carries nothing; remove it")
             amount = exact(value, where)
             pair = (index[src], index[dst])
-            for key in (pair, pair[::-1]) if both_ways else (pair,):
+            for key in (pair, (pair[1], pair[0])) if both_ways else (pair,):
                 capacity[key] = capacity.get(key, Fraction(0)) + amount
         groups = tuple(hosts) if hosts is not None else (0,) * len(ranks)
         topology = Topology(name, len(ranks), nodes, capacity, unit, groups)

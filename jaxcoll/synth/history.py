@@ -1,0 +1,89 @@
+"""The warm-start data of tree packing in a file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxcoll.errors import UsageError
+from jaxcoll.synth.forest import History
+from jaxcoll.synth.trees import Tree
+
+FORMAT = "jaxcoll-trees"
+VERSION = 1
+
+
+def warm_to_json(history: History) -> str:
+    """Text that `warm_from_json` reads back. Cuts are hexadecimal bit masks, lowest bit node 0."""
+    data = {
+        "format": FORMAT,
+        "version": VERSION,
+        "nodes": list(history.nodes),
+        "ranks": history.nranks,
+        "cuts": [f"{mask:x}" for mask in history.cuts],
+        "splits": [[switch, before, after, amounts.tolist()] for switch, before, after, amounts in history.splits],
+        "trees": [[tree.root, tree.count, tree.edges.ravel().tolist()] for tree in history.trees],
+    }
+    return json.dumps(data, separators=(",", ":"))
+
+
+def warm_from_json(text: str, source: str = "<string>") -> History:
+    """Reads it.
+
+    Raises:
+        UsageError: not such a file, or one that contradicts itself; the message names the file and the part.
+    """
+    try:
+        data: Any = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{source}, line {error.lineno}: not JSON: {error.msg}") from None
+    if not isinstance(data, dict) or data.get("format") != FORMAT or data.get("version") != VERSION:
+        raise UsageError(f"{source}: not warm-start data of tree packing (format {FORMAT!r}, version {VERSION})")
+    try:
+        history = History(
+            tuple(str(node) for node in data["nodes"]),
+            int(data["ranks"]),
+            [int(mask, 16) for mask in data["cuts"]],
+            [
+                (int(switch), list(before), list(after), np.array(amounts, np.int64).reshape(len(before), len(after)))
+                for switch, before, after, amounts in data["splits"]
+            ],
+            [
+                Tree(int(root), int(count), np.array(edges, np.int32).reshape(-1, 2))
+                for root, count, edges in data["trees"]
+            ],
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(f"{source}: malformed warm-start data: {type(error).__name__}: {error}") from None
+    _check(history, source)
+    return history
+
+
+def _check(history: History, source: str) -> None:
+    ranks, nodes = history.nranks, len(history.nodes)
+    if not 1 <= ranks <= nodes:
+        raise UsageError(f"{source}: {ranks} ranks among {nodes} nodes")
+    if any(mask >> nodes for mask in history.cuts):
+        raise UsageError(f"{source}: a cut names nodes beyond the {nodes} that there are")
+    for number, tree in enumerate(history.trees):
+        seen = {tree.root}
+        fine = tree.count > 0 and 0 <= tree.root < ranks and len(tree.edges) == ranks - 1
+        for parent, child in tree.edges.tolist():
+            fine = fine and parent in seen and child not in seen and 0 <= child < ranks
+            seen.add(child)
+        if not fine:
+            raise UsageError(f"{source}: tree {number} is not a spanning tree out of rank {tree.root}")
+    for number, (switch, before, after, _) in enumerate(history.splits):
+        if not all(0 <= node < nodes for node in (switch, *before, *after)):
+            raise UsageError(f"{source}: split {number} names nodes beyond the {nodes} that there are")
+
+
+def load(path: str | Path) -> History:
+    """From a file."""
+    try:
+        return warm_from_json(Path(path).read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: can't be read as warm-start data: {error}") from None
