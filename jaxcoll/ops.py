@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import jax
 import jax.core
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -27,6 +28,7 @@ from jaxcoll import lowering as _lowering
 from jaxcoll.errors import UsageError
 from jaxcoll.primitives import Options
 from jaxcoll.primitives.define import call
+from jaxcoll.schedule.ir import Kind
 
 T = TypeVar("T")
 AxisName = Any  # a hashable name, an int for a positional axis (reductions only), or a tuple of them
@@ -284,26 +286,28 @@ def ppermute(
 def pbroadcast(
     x: T,
     axis_name: AxisName,
-    source: int,
+    source: int | jax.Array,
     *,
     schedule: str | None = None,
     deterministic: bool = False,
 ) -> T:
     """The arrays of the rank with index `source` along `axis_name`, on all ranks.
 
-    Unlike `jax.lax.pbroadcast` it works on the CPU too. `source` is an int; a traced one is left to `jax.lax`, where
-    that takes it.
+    Unlike `jax.lax.pbroadcast` it works on the CPU too. `source` is an int, or an int scalar known only when the
+    program runs, and is the same on all ranks; then a sum does the work, which moves twice the data.
     """
     axes = _axes(axis_name, "pbroadcast")
     options = Options.checked(schedule, deterministic)
     if isinstance(source, jax.Array):
-        if compat.jax_primitive("pbroadcast_dynamic") is None:
-            raise UsageError(
-                f"pbroadcast: `source` must be an int with jax {jax.__version__}, not a traced value; the sum of "
-                "jnp.where(jax.lax.axis_index(axis) == source, x, 0) over the axis is the same"
-            )
-    elif isinstance(source, bool) or not isinstance(source, (int, np.integer)):  # pyright: ignore
+        options = options.for_kind(Kind.BROADCAST, Kind.ALL_REDUCE)
+        return _map(lambda leaf: _broadcast_by_sum(leaf, axes, source), x, options)
+    if isinstance(source, bool) or not isinstance(source, (int, np.integer)):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise UsageError(f"pbroadcast: `source` must be an int, the index of a rank, not {source!r}")
-    else:
-        source = int(source)
-    return _map(lambda leaf: lax.pbroadcast(leaf, axes, source), x, options)
+    return _map(lambda leaf: lax.pbroadcast(leaf, axes, int(source)), x, options)
+
+
+def _broadcast_by_sum(leaf: jax.Array, axes: AxisName, source: jax.Array) -> jax.Array:
+    # Added to anything, -0.0 leaves every bit of it as it was; 0.0 would turn -0.0 into 0.0.
+    nothing = jnp.full_like(leaf, -0.0 if jnp.issubdtype(leaf.dtype, jnp.inexact) else 0)
+    total = lax.psum(jnp.where(lax.axis_index(axes) == source, leaf, nothing), axes).astype(leaf.dtype)
+    return lax.pcast(total, axes, to="varying") if compat.check_vma() else total

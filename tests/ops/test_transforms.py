@@ -13,8 +13,6 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import jaxcoll
-from jaxcoll import compat
-from jaxcoll.errors import UsageError
 
 from . import cases, helpers
 
@@ -187,17 +185,26 @@ def test_gradients_of_a_shared_weight_are_summed() -> None:
     np.testing.assert_allclose(got, expected, rtol=1e-5)
 
 
-def test_broadcast_from_a_traced_source() -> None:
-    """jax.lax takes one from 0.12 on; before that the error says what does the same."""
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_broadcast_from_a_traced_source(check_vma: bool) -> None:
+    """Bit for bit, the sign of zero included, and with the gradient of a broadcast from a known source."""
     mesh = cases.mesh_of(a=4)
-    body = jax.shard_map(
-        lambda t, s: jaxcoll.pbroadcast(t, "a", s), mesh=mesh, in_specs=(P("a"), P()), out_specs=P("a")
-    )
-    if compat.jax_primitive("pbroadcast_dynamic") is None:
-        with pytest.raises(UsageError, match=r"jnp\.where"):
-            jax.jit(body)(jnp.arange(4.0), 2)
-    else:
-        assert jax.jit(body)(jnp.arange(4.0), jnp.int32(2)).tolist() == [2.0] * 4
+    x = jnp.asarray([[0.0, 1.0], [2.0, 3.0], [-0.0, jnp.inf], [4.0, 5.0]])
+    sources = jnp.full(4, 2)
+
+    def f(t: Any, s: Any) -> Any:
+        value, pull = jax.vjp(lambda t: jaxcoll.pbroadcast(t, "a", s), t)
+        return value, pull(jnp.ones_like(value) * (lax.axis_index("a") + 1))[0], jaxcoll.pbroadcast(t > 0, "a", s)
+
+    def known(t: Any) -> Any:
+        value, pull = jax.vjp(lambda t: jaxcoll.pbroadcast(t, "a", 2), t)
+        return value, pull(jnp.ones_like(value) * (lax.axis_index("a") + 1))[0], jaxcoll.pbroadcast(t > 0, "a", 2)
+
+    got = helpers.on_ranks(mesh, f, x, sources, check_vma=check_vma)
+    expected = helpers.on_ranks(mesh, known, x, check_vma=check_vma)
+    for ours, wanted in zip(got, expected, strict=True):
+        assert ours.tobytes() == wanted.tobytes()
+    np.testing.assert_array_equal(got[1], [[0, 0], [0, 0], [10, 10], [0, 0]])
 
 
 def test_pmap_in_two_programs_at_once() -> None:
