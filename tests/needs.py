@@ -13,4 +13,4 @@ def need(present: bool, what: str, switch: str) -> None:
         return
     if os.environ.get(f"JAXCOLL_REQUIRE_{switch}") == "1":
         pytest.fail(f"JAXCOLL_REQUIRE_{switch}=1, but there is no {what}")
-    pytest.skip(f"no {what} (JAXCOLL_REQUIRE_{switch}=1 makes this a failure)")
+    pytest.skip(f"no {what} (JAXCOLL_REQUIRE_{switch}=1 makes this a failure)", allow_module_level=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -19,6 +20,8 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 README = (ROOT / "README.md").read_text()
 MOST_LINES = 500
+# Longer files that are there already, with their length: it may only shrink, and an entry goes when its file is split.
+LONGER: dict[str, int] = {}
 
 
 def tracked(*patterns: str) -> list[Path]:
@@ -75,8 +78,11 @@ def test_layers_can_fail(tmp_path: Path):
 
 @pytest.mark.parametrize("path", [*PYTHON, *NATIVE], ids=lambda path: str(path.relative_to(ROOT)))
 def test_files_stay_small(path: Path):
-    lines = len(path.read_text().splitlines())
-    assert lines < MOST_LINES, f"{path.name} has {lines} lines: split it"
+    lines, allowed = len(path.read_text().splitlines()), LONGER.get(str(path.relative_to(ROOT)))
+    if allowed is None:
+        assert lines < MOST_LINES, f"{path.name} has {lines} lines: split it"
+    else:
+        assert MOST_LINES <= lines <= allowed, f"{path.name} has {lines} lines; its entry says {allowed}"
 
 
 def test_ruff_is_content():
@@ -195,3 +201,28 @@ def test_extras_name_only_what_exists():
     extras = PROJECT["project"]["optional-dependencies"]
     for name in re.findall(r"jaxcoll\[([\w,]+)\]", README + str(extras)):
         assert set(name.split(",")) <= extras.keys()
+
+
+def test_the_readme_recipe_runs():
+    """The training step of the first screen, with the least around it; jax.lax stands in for jaxcoll."""
+    recipe = next(block for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "def step" in block)
+    around = """
+import functools, types, jax, jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+mesh = jax.make_mesh((8,), ("data",))
+jaxcoll = types.SimpleNamespace(pmean=jax.lax.pmean)
+loss_fn = lambda params, batch: jnp.mean((batch @ params["w"]) ** 2)
+update = lambda params, grads: jax.tree.map(lambda p, g: p - g, params, grads)
+"""
+    check = """
+params = {"w": jnp.arange(3.0)}
+batch = jax.random.normal(jax.random.key(0), (16, 3))
+new, loss = step(params, jax.device_put(batch, jax.NamedSharding(mesh, P("data"))))
+want, grads = jax.value_and_grad(loss_fn)(params, batch)
+assert jnp.allclose(loss, want) and jnp.allclose(new["w"], params["w"] - grads["w"], rtol=1e-5, atol=1e-5), (new, loss)
+"""
+    env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", around + recipe + check], env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
