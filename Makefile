@@ -79,7 +79,7 @@ demo: $(VENV)/.examples native
 	$(BIN)/python examples/train_digits.py --demo
 
 test: $(VENV)/.test native
-	cd $(BUILD) && $(abspath $(BIN))/ctest --output-on-failure -j $(JOBS)
+	$(call ctest,$(BUILD),)
 	$(BIN)/python -m pytest $(TESTS)
 
 bench: $(VENV)/.base native
@@ -99,13 +99,16 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	git ls-files 'ffi/*.cc' 'ffi/*.h' 'ffi/*.inc' | xargs -r $(BIN)/clang-format -i
 
+# $(1): build folder, $(2): environment. A build without C++ tests has no list of them.
+ctest = if [ -f $(1)/CTestTestfile.cmake ]; then cd $(1) && $(2) $(abspath $(BIN))/ctest --output-on-failure; fi
+
 # $(1): CMake's list of sanitizers, $(2): the runtime to preload into Python, $(3): options of that runtime
 define sanitized
 	$(call CONFIGURE,build/$@,-DCMAKE_BUILD_TYPE=RelWithDebInfo -DJAXCOLL_TESTS=ON -DJAXCOLL_SANITIZE=$(1))
 	$(BIN)/cmake --build build/$@ -j $(JOBS)
-	cd build/$@ && $(3) $(abspath $(BIN))/ctest --output-on-failure
+	$(call ctest,build/$@,$(3))
 	$(3) LD_PRELOAD="$$($${CXX:-c++} -print-file-name=$(2))" JAXCOLL_LIBRARY=$(CURDIR)/build/$@/libjaxcoll.so \
-	  $(BIN)/python -m pytest tests/sanitize $(TESTS)
+	  JAXCOLL_TEST_SANITIZER=$@ $(BIN)/python -m pytest tests/sanitize $(TESTS)
 endef
 
 comma := ,
