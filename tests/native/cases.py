@@ -125,7 +125,9 @@ def same(a: Array, b: Array) -> bool:
 def difference(case: Case, rank: int, got: Array, want: Array) -> str:
     wrong = np.flatnonzero((got.view(np.uint8) != want.view(np.uint8)).reshape(got.size, -1).any(axis=1))
     at = int(wrong[0])
-    return f"{case}: rank {rank} differs in {len(wrong)} of {got.size} elements, first at {at}: {got[at]} for {want[at]}"
+    return (
+        f"{case}: rank {rank} differs in {len(wrong)} of {got.size} elements, first at {at}: {got[at]} for {want[at]}"
+    )
 
 
 def compare(case: Case, results: list[Array], want: tuple[Array, ...]) -> list[str]:

@@ -111,7 +111,6 @@ class Options:
     mismatch: float = 0.3
     spin: float = 0.0
     helpers: int = 0
-    completers: int = 1
     record: bool = False
     lane_bytes: int = 0
     landing_bytes: int = 0
@@ -148,15 +147,13 @@ class Cluster:
         o = self.options
         values = {
             "timeout_ns": int(o.timeout * NS), "warn_ns": int(o.warn * NS), "mismatch_ns": int(o.mismatch * NS),
-            "spin_ns": int(o.spin * NS), "helpers": o.helpers, "completers": o.completers, "record": int(o.record),
+            "spin_ns": int(o.spin * NS), "helpers": o.helpers, "record": int(o.record),
             "threads": int(not self.transport.startswith("fake")), "lane_bytes": o.lane_bytes,
             "landing_bytes": o.landing_bytes,
         }  # fmt: skip
         world = self.native.lib.jc_world_create(self.native.ffi.new("jc_options*", values), len(self.devices), me)
         for p, devices in enumerate(self.devices):
-            self.native.check(
-                self.native.lib.jc_world_add_devices(world, p, self.native.int64s(devices), len(devices))
-            )
+            self.native.check(self.native.lib.jc_world_add_devices(world, p, self.native.int64s(devices), len(devices)))
         return world
 
     def _join(self) -> None:
@@ -284,9 +281,7 @@ class Cluster:
         )  # fmt: skip
 
     def decide(self, world: int, key: int, version: int, commit: bool) -> None:
-        self.native.check(
-            self.native.lib.jc_set_decide(self.worlds[world], self.group(), key, version, int(commit))
-        )
+        self.native.check(self.native.lib.jc_set_decide(self.worlds[world], self.group(), key, version, int(commit)))
 
     def put_in_force(self, key: int, table: Table | None, version: int = 1, program: int = 0) -> None:
         """A table for every execution that has not begun, on all worlds."""

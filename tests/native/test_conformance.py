@@ -83,7 +83,7 @@ def test_driven_by_the_callers(transport: str):
     # Handlers poll and work for a while themselves, each on its own thread, and helpers take tasks.
     case = cases.Case(build("ring", Kind.ALL_REDUCE, 4, pipeline=4), 65537, "float32", "sum")
     inputs, want = cases.expected(case)
-    with Cluster(transport, 4, spin=0.002, helpers=1, completers=2, lane_bytes=8192) as cluster:
+    with Cluster(transport, 4, spin=0.002, helpers=1, lane_bytes=8192) as cluster:
         key = cluster.define([case.schedule])
         for _ in range(10):
             results = cluster.run(case.schedule, list(inputs), key=key, threads=True)

@@ -63,7 +63,6 @@ jc_world* jc_world_create(const jc_options* o, int processes, int me) {
   options.mismatch_ns = o->mismatch_ns;
   options.spin_ns = o->spin_ns;
   options.helpers = o->helpers;
-  options.completers = o->completers;
   options.record = o->record != 0;
   options.threads = o->threads != 0;
   if (o->lane_bytes > 0) options.lane_bytes = static_cast<size_t>(o->lane_bytes);

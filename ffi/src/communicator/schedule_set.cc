@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/clock.h"
+
 namespace jaxcoll {
 namespace {
 
@@ -39,7 +41,7 @@ std::shared_ptr<const Plan> ScheduleSet::Resolve(uint64_t site, Place place, int
                                                  std::function<void(std::shared_ptr<const Plan>)> start) {
   std::lock_guard<std::mutex> lock(mu_);
   if (proposal_ && Covers(*proposal_, site, place)) {
-    waiting_.push_back({site, place, rank, wide, std::move(start)});
+    waiting_.push_back({site, place, rank, wide, NowNs(), std::move(start)});
     return nullptr;
   }
   auto [it, fresh] = started_.emplace(site, place);
@@ -111,6 +113,17 @@ Status ScheduleSet::Decide(uint64_t version, bool commit) {
   }
   for (auto& [w, plan] : go) w.start(plan);
   return {};
+}
+
+void ScheduleSet::Expire(int64_t since_ns) {
+  std::vector<Waiting> over;
+  {
+    std::lock_guard<std::mutex> lock(mu_);
+    auto late = std::stable_partition(waiting_.begin(), waiting_.end(), [&](const Waiting& w) { return w.since_ns > since_ns; });
+    over.assign(std::make_move_iterator(late), std::make_move_iterator(waiting_.end()));
+    waiting_.erase(late, waiting_.end());
+  }
+  for (Waiting& w : over) w.start(nullptr);
 }
 
 uint64_t ScheduleSet::version() {

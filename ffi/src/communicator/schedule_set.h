@@ -35,7 +35,8 @@ class ScheduleSet {
  public:
   ScheduleSet(std::vector<std::shared_ptr<const Program>> programs, size_t chosen);
 
-  // The plan for an execution of a local rank, or null: it must wait for a verdict, and `start` will be called after it.
+  // The plan for an execution of a local rank, or null: it must wait for a verdict, and `start` will be called after it. Without a
+  // plan if no verdict comes (Expire).
   std::shared_ptr<const Plan> Resolve(uint64_t site, Place place, int rank, bool wide, std::function<void(std::shared_ptr<const Plan>)> start);
 
   // Checks a table, makes its plans for these ranks. Nothing is in force yet.
@@ -45,6 +46,8 @@ class ScheduleSet {
   Status Propose(uint64_t version, const std::map<uint64_t, Place>& points);
   // Brings the proposal into force, or drops it; starts what waited. Deciding twice is an error.
   Status Decide(uint64_t version, bool commit);
+  // Ends the waiting of executions that wait for a verdict since before `since_ns`: they get no plan. The proposal stands.
+  void Expire(int64_t since_ns);
 
   uint64_t version();             // newest in force
   size_t waiting();
@@ -67,6 +70,7 @@ class ScheduleSet {
     Place place;
     int rank;
     bool wide;
+    int64_t since_ns;
     std::function<void(std::shared_ptr<const Plan>)> start;
   };
   std::shared_ptr<const Plan> PlanOf(Version& v, int rank, bool wide);

@@ -1,6 +1,8 @@
 #include "communicator/world.h"
 
 #include <algorithm>
+#include <cstring>
+#include <limits>
 
 #include "base/clock.h"
 
@@ -74,7 +76,9 @@ Status World::Start() {
   for (int p = 0; p < processes_; ++p)
     if (p != me_ && links_[static_cast<size_t>(p)] == nullptr) return Status::Error(Format("no link to process %d", p));
   started_ = true;
-  engine_ = std::make_unique<Engine>(options_, me_, links_);
+  EngineOptions options = options_;
+  options.on_tick = [this] { ExpireWaiting(NowNs() - options_.timeout_ns); };
+  engine_ = std::make_unique<Engine>(std::move(options), me_, links_);
   if (shm_ != nullptr) engine_->AddPollable(shm_.get());
   if (tcp_ != nullptr) engine_->AddPollable(tcp_.get());
   if (fake_ != nullptr) fake_->Attach(me_, engine_.get());
@@ -84,10 +88,21 @@ Status World::Start() {
 }
 
 void World::Stop() {
-  if (engine_ == nullptr) return;
-  engine_->Stop();
+  if (engine_ != nullptr) {
+    engine_->Stop();
+    ExpireWaiting(std::numeric_limits<int64_t>::max());  // no verdict will come
+  }
   if (shm_ != nullptr) shm_->Stop();
   if (tcp_ != nullptr) tcp_->Stop();
+}
+
+void World::ExpireWaiting(int64_t since_ns) {
+  std::vector<std::shared_ptr<ScheduleSet>> sets;
+  {
+    std::lock_guard<std::mutex> lock(mu_);
+    for (const auto& [key, set] : sets_) sets.push_back(set);
+  }
+  for (const auto& set : sets) set->Expire(since_ns);
 }
 
 Status World::LoadProgram(const uint8_t* bytes, size_t size, int64_t* handle) {
@@ -207,6 +222,14 @@ bool World::Execute(Call call, Status* status, Completion done) {
   auto size = static_cast<size_t>(std::find(group_begin, group_begin + call.group_size, int64_t{-1}) - group_begin);
   int rank = static_cast<int>(at - group_begin);
 
+  if (size == 1) {
+    // Alone in its group (groups may be unequal): what it has is the result.
+    for (size_t i = 0; i < call.counts.size(); ++i)
+      memcpy(call.outputs[i], call.inputs[i], static_cast<size_t>(call.counts[i]) * ElementSize(call.dtype));
+    *status = Status();
+    return true;
+  }
+
   auto request = std::make_shared<OpRequest>();
   std::shared_ptr<ScheduleSet> set;
   bool drive = false;
@@ -242,7 +265,12 @@ bool World::Execute(Call call, Status* status, Completion done) {
   auto later = [this, request, done](std::shared_ptr<const Plan> plan) {
     request->plan = std::move(plan);
     Status s;
-    if (engine_->Start(std::move(*request), false, &s, done)) done(s);
+    if (request->plan == nullptr)
+      return done(Status::Error(Format("call %u of rank %d in %s: no verdict came on a proposed table (JAXCOLL_TIMEOUT is %.0f s): the "
+                                       "process that leads the swaps is gone, or this one is leaving",
+                                       static_cast<unsigned>(request->key.site & 0xffffffffu), request->rank,
+                                       request->group->name.c_str(), static_cast<double>(options_.timeout_ns) * 1e-9)));
+    if (engine_->Start(std::move(*request), false, &s, done)) engine_->Complete(done, s);
   };
   std::shared_ptr<const Plan> plan = set->Resolve(call.site, {call.launch, request->key.index}, rank, wide, later);
   if (plan == nullptr) return false;

@@ -71,6 +71,7 @@ class World {
     std::unordered_map<int64_t, uint32_t> begun;
     std::deque<int64_t> order;
   };
+  void ExpireWaiting(int64_t since_ns);
   // All under mu_.
   Status GetMember(const int64_t* devices, size_t count, Member* out);
   uint32_t NextIndex(uint64_t group, int rank, uint64_t site, int64_t launch);

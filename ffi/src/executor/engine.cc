@@ -9,10 +9,16 @@ namespace {
 
 constexpr size_t kMaxEarlyBytes = size_t{256} << 20;  // what peers may send ahead of operations that this process has not begun
 constexpr size_t kMaxAborted = 4096;
+constexpr size_t kMaxReason = 4096;  // bytes of text in an abort
 constexpr size_t kRecordCapacity = size_t{1} << 17;
 constexpr size_t kHelpFrom = size_t{128} << 10;  // bytes of a task from which waking another thread pays
 static const int kYields = getenv("KY") ? atoi(getenv("KY")) : 4;
-constexpr auto kTick = std::chrono::milliseconds(50);
+
+// Messages that may come before their operation has begun here. What isn't one of ours is dropped.
+bool IsKept(MessageType type) {
+  return type == MessageType::kOffer || type == MessageType::kEager || type == MessageType::kReady || type == MessageType::kPosted ||
+         type == MessageType::kWaiting;
+}
 
 }  // namespace
 
@@ -21,12 +27,12 @@ Engine::Engine(EngineOptions options, int my_process, std::vector<Link*> links)
       my_process_(my_process),
       links_(std::move(links)),
       lost_(links_.size()),
+      closing_(links_.size()),
       record_(options_.record),
       records_(kRecordCapacity) {
   if (!options_.threads) return;
   threads_.emplace_back([this] { WatchLoop(); });
   for (int i = 0; i < options_.helpers; ++i) threads_.emplace_back([this] { HelperLoop(); });
-  for (int i = 0; i < options_.completers; ++i) threads_.emplace_back([this] { CompleterLoop(); });
 }
 
 Engine::~Engine() { Stop(); }
@@ -42,16 +48,13 @@ void Engine::Stop() {
   }
   helper_cv_.notify_all();
   watch_cv_.notify_all();
-  {
-    std::lock_guard<std::mutex> lock(completer_mu_);
-  }
-  completer_cv_.notify_all();
   for (std::thread& t : threads_)
     if (t.get_id() == std::this_thread::get_id())
       t.detach();
     else
       t.join();
   threads_.clear();
+  completers_.Stop();
 }
 
 bool Engine::Start(OpRequest request, bool drive, Status* status, Completion done) {
@@ -62,8 +65,9 @@ bool Engine::Start(OpRequest request, bool drive, Status* status, Completion don
   };
   if (stopping_) return refuse("jaxcoll has been shut down in this process");
   if (auto it = aborted_.find(request.key); it != aborted_.end()) return refuse(it->second);
-  for (int p : request.group->process)
-    if (p != my_process_ && !lost_[static_cast<size_t>(p)].empty()) return refuse(lost_[static_cast<size_t>(p)]);
+  for (int r = 0; r < request.group->size(); ++r)
+    if (auto p = static_cast<size_t>(request.group->process[static_cast<size_t>(r)]); !lost_[p].empty())
+      return refuse(Format("rank %d of %s is lost: %s", r, request.group->name.c_str(), lost_[p].c_str()));
   FullKey key{request.key, request.rank};
   if (open_.count(key) != 0) return refuse("the same execution of a call began twice on one rank");
 
@@ -157,10 +161,11 @@ void Engine::Work() {
 
 void Engine::RunTasks(std::unique_lock<std::mutex>& lock) {
   while (!tasks_.empty()) {
-    Task t = tasks_.front();
-    tasks_.pop_front();
+    // The newest first: what a task has just written is still in the cache when it is copied on.
+    Task t = tasks_.back();
+    tasks_.pop_back();
     has_tasks_.store(!tasks_.empty(), std::memory_order_relaxed);
-    if (options_.helpers > 0 && !tasks_.empty() && tasks_.front().execution->TaskBytes(tasks_.front().lane, tasks_.front().node) >= kHelpFrom)
+    if (options_.helpers > 0 && !tasks_.empty() && tasks_.back().execution->TaskBytes(tasks_.back().lane, tasks_.back().node) >= kHelpFrom)
       helper_cv_.notify_one();
     ++t.execution->running;
     t.execution->PinSenders(t.lane, t.node, +1);
@@ -169,7 +174,7 @@ void Engine::RunTasks(std::unique_lock<std::mutex>& lock) {
     lock.lock();
     t.execution->PinSenders(t.lane, t.node, -1);
     --t.execution->running;
-    if (!status.ok()) FailKey(t.execution->request.key, t.execution->Describe() + ": " + status.message(), t.execution);
+    if (!status.ok()) FailKey(t.execution->request.key, t.execution->Describe() + ": " + status.message() + t.execution->Where(t.node), t.execution);
     if (!t.execution->failed) {
       t.execution->NodeRan(t.lane, t.node);
       continue;
@@ -191,34 +196,15 @@ void Engine::FlushFinished(std::unique_lock<std::mutex>& lock) {
   graveyard_.clear();
   lock.unlock();
   dead.clear();
-  if (!finished.empty() && options_.threads && options_.completers > 0) {
-    // A completion runs the rest of the program in place: on a thread of its own, so that nobody's progress waits for it.
-    size_t n = finished.size();
-    {
-      std::lock_guard<std::mutex> completer_lock(completer_mu_);
-      for (Finished& f : finished) completions_.push_back(std::move(f));
-    }
-    if (n == 1)
-      completer_cv_.notify_one();
-    else
-      completer_cv_.notify_all();
-  } else {
-    for (Finished& f : finished) f.done(f.status);
-  }
+  for (Finished& f : finished) Complete(std::move(f.done), std::move(f.status));
   lock.lock();
 }
 
-void Engine::CompleterLoop() {
-  std::unique_lock<std::mutex> lock(completer_mu_);
-  while (true) {
-    completer_cv_.wait(lock, [&] { return stopping_ || !completions_.empty(); });
-    if (completions_.empty()) return;
-    Finished f = std::move(completions_.front());
-    completions_.pop_front();
-    lock.unlock();
-    f.done(f.status);
-    lock.lock();
-  }
+void Engine::Complete(Completion done, Status status) {
+  if (options_.threads)
+    completers_.Run([done = std::move(done), status = std::move(status)] { done(status); });
+  else
+    done(status);
 }
 
 void Engine::HelperLoop() {
@@ -228,81 +214,6 @@ void Engine::HelperLoop() {
     RunTasks(lock);
     FlushFinished(lock);
   }
-}
-
-void Engine::WatchLoop() {
-  std::unique_lock<std::mutex> lock(mu_);
-  while (!stopping_) {
-    watch_cv_.wait_for(lock, kTick);
-    if (stopping_ || open_.empty()) continue;
-    lock.unlock();
-    Tick();
-    lock.lock();
-  }
-}
-
-void Engine::Tick() {
-  std::unique_lock<std::mutex> lock(mu_);
-  int64_t now = NowNs();
-  struct Verdict {
-    OpKey key, other;
-    std::string why;
-    bool both;
-  };
-  std::vector<Verdict> verdicts;
-  for (auto& [key, e] : open_) {
-    int64_t age = now - e->started_ns;
-    if (e->failed || age < std::min(options_.mismatch_ns, options_.timeout_ns)) continue;
-    if (const Early* m = age >= options_.mismatch_ns ? FindDisagreement(*e) : nullptr) {
-      verdicts.push_back({key.op, m->header.key,
-                          Format("the ranks disagree: %s, but rank %u calls %s", e->Describe().c_str(), m->header.src,
-                                 Execution::DescribeSignature(m->header.signature).c_str()),
-                          true});
-      continue;
-    }
-    bool arrived;
-    if (age >= options_.timeout_ns) {
-      verdicts.push_back({key.op, key.op,
-                          Format("%s: no end after %.1f s (JAXCOLL_TIMEOUT): %s", e->Describe().c_str(), static_cast<double>(age) * 1e-9,
-                                 e->Missing(&arrived).c_str()),
-                          false});
-    } else if (age >= options_.warn_ns && !e->warned) {
-      e->warned = true;
-      if (options_.log)
-        options_.log(Format("%s waits for %.0f s: %s", e->Describe().c_str(), static_cast<double>(age) * 1e-9, e->Missing(&arrived).c_str()));
-    }
-  }
-  for (const Verdict& v : verdicts) {
-    for (const OpKey& key : {v.key, v.other}) {
-      const Execution* teller = nullptr;
-      for (auto& [k, e] : open_)
-        if (k.op == v.key) teller = e.get();
-      if (teller == nullptr && !v.both) continue;
-      // The peers wait under their own key: both are told.
-      if (v.both && teller != nullptr) {
-        for (size_t p = 0; p < links_.size(); ++p)
-          if (links_[p] != nullptr && lost_[p].empty()) {
-            Header h = teller->MakeHeader(MessageType::kAbort, 0, 0, 0);
-            h.key = v.other;
-            Span text{v.why.data(), std::min<size_t>(v.why.size(), 4096)};
-            links_[p]->Send(h, &text, 1);
-          }
-      }
-      FailKey(key, v.why, teller);
-    }
-  }
-  RunTasks(lock);
-  FlushFinished(lock);
-}
-
-// A peer that waits at the same call site under another launch with another operation: the programs differ.
-const Engine::Early* Engine::FindDisagreement(const Execution& e) const {
-  for (const auto& [key, list] : early_) {
-    if (key.rank != e.request.rank || key.op.comm != e.request.key.comm || key.op.site != e.request.key.site) continue;
-    for (const Early& m : list)
-      if (m.header.signature != e.signature() && !e.heard(m.header.src)) return &m;
-  }
-  return nullptr;
 }
 
 Execution* Engine::Find(const OpKey& key, int rank) {
@@ -346,13 +257,14 @@ void Engine::OnMessage(Link* link, const Header& header, const void* payload) {
 
 void Engine::Dispatch(Link* link, const Header& h, const void* payload) {
   if (h.type == MessageType::kAbort) {
-    std::string why(static_cast<const char*>(payload), std::min<size_t>(h.payload, 4096));
+    std::string why(static_cast<const char*>(payload), std::min<size_t>(h.payload, kMaxReason));
+    if (why.empty()) why = "a peer has given up, and doesn't say why";
     FailKey(h.key, why, nullptr);
     return;
   }
   Execution* e = Find(h.key, h.dst);
   if (e == nullptr) {
-    if (h.type != MessageType::kAck) KeepEarly(link, h, payload);
+    if (IsKept(h.type)) KeepEarly(link, h, payload);
     return;
   }
   if (e->failed || h.src >= e->request.group->size() || (link != nullptr && e->request.group->process[h.src] != link->process()))
@@ -373,6 +285,7 @@ void Engine::Dispatch(Link* link, const Header& h, const void* payload) {
     case MessageType::kEager: e->OnEager(link, h, payload); break;
     case MessageType::kReady: e->OnReady(link, h); break;
     case MessageType::kAck: e->OnAck(h); break;
+    case MessageType::kWaiting: e->OnWaiting(h); break;
     default: break;
   }
 }
@@ -391,7 +304,7 @@ void Engine::KeepEarly(Link* link, const Header& h, const void* payload) {
   }
   early_bytes_ += bytes;
   const auto* p = static_cast<const uint8_t*>(payload);
-  early_[FullKey{h.key, h.dst}].push_back({link, h, std::vector<uint8_t>(p, p + h.payload)});
+  early_[FullKey{h.key, h.dst}].push_back({link, h, std::vector<uint8_t>(p, p + h.payload), NowNs()});
 }
 
 std::vector<MutableSpan> Engine::OnData(Link* link, const Header& h) {
@@ -426,31 +339,6 @@ void Engine::OnSent(Link*, uint64_t token) {
   if (e != nullptr && !e->failed) e->SendDone(ref.lane, ref.node);
 }
 
-void Engine::OnLinkDown(Link* link, const std::string& why) { ProcessLost(link->process(), why); }
-
-void Engine::ProcessLost(int process, const std::string& why) {
-  std::unique_lock<std::mutex> lock(mu_);
-  std::string& lost = lost_[static_cast<size_t>(process)];
-  if (!lost.empty()) return;
-  lost = why;
-  std::vector<std::pair<OpKey, std::string>> keys;
-  for (auto& [key, e] : open_) {
-    const std::vector<int>& processes = e->request.group->process;
-    auto it = std::find(processes.begin(), processes.end(), process);
-    if (it == processes.end() || e->failed) continue;
-    bool arrived;
-    keys.emplace_back(key.op, Format("rank %d is lost (%s) during %s: %s", static_cast<int>(it - processes.begin()), why.c_str(),
-                                     e->Describe().c_str(), e->Missing(&arrived).c_str()));
-  }
-  for (auto& [key, text] : keys) {
-    const Execution* teller = nullptr;
-    for (auto& [k, e] : open_)
-      if (k.op == key) teller = e.get();
-    if (teller != nullptr) FailKey(key, text, teller);
-  }
-  FlushFinished(lock);
-}
-
 void Engine::FailKey(const OpKey& key, const std::string& why, const Execution* tell) {
   if (aborted_.emplace(key, why).second) {
     aborted_order_.push_back(key);
@@ -467,7 +355,7 @@ void Engine::FailKey(const OpKey& key, const std::string& why, const Execution* 
         if (!lost_[static_cast<size_t>(processes[r])].empty()) continue;
         Header h = tell->MakeHeader(MessageType::kAbort, static_cast<int>(r), 0, 0);
         h.key = key;
-        Span text{why.data(), std::min<size_t>(why.size(), 4096)};
+        Span text{why.data(), std::min<size_t>(why.size(), kMaxReason)};
         links_[static_cast<size_t>(processes[r])]->Send(h, &text, 1);
       }
     }

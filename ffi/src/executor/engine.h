@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "executor/completers.h"
 #include "executor/execution.h"
 #include "telemetry/record.h"
 #include "transport/link.h"
@@ -31,12 +32,12 @@ struct EngineOptions {
   int64_t mismatch_ns = int64_t{1000000000};
   int64_t spin_ns = 200 * 1000;
   int helpers = 0;       // threads that take tasks beside the callers
-  int completers = 2;    // threads that run completions which can't run in place
   bool record = true;
   bool threads = true;   // false: a test drives everything from one thread
   size_t lane_bytes = size_t{512} << 10;   // a chunk is cut into lanes of about this size
   size_t landing_bytes = size_t{16} << 20; // push links: memory for what has arrived and not been reduced
   std::function<void(const std::string&)> log;
+  std::function<void()> on_tick;  // called by every Tick(), without the mutex
 };
 
 class Engine : public LinkSink {
@@ -56,12 +57,13 @@ class Engine : public LinkSink {
   // Deadlines, late ranks, disagreements. Called by the watch thread; by tests without threads.
   void Tick();
 
+  // Runs a completion on a thread of its own (in place where the engine has no threads).
+  void Complete(Completion done, Status status);
+
   size_t open_operations();
   RecordBuffer& records() { return records_; }
   void SetRecordSink(std::function<void()> wake, size_t threshold);
   void set_record(bool on) { record_ = on; }
-  // Fails every open operation that needs this process, and every later one until it comes back never.
-  void ProcessLost(int process, const std::string& why);
   // Stops the threads; open operations fail.
   void Stop();
 
@@ -89,6 +91,7 @@ class Engine : public LinkSink {
     Link* link;
     Header header;
     std::vector<uint8_t> payload;
+    int64_t kept_ns;
   };
   struct Task {
     Execution* execution;
@@ -104,6 +107,8 @@ class Engine : public LinkSink {
   void Drop(Link* link, const Header& header, const void* payload);      // gives back what an unwanted message holds
   void KeepEarly(Link* link, const Header& header, const void* payload);
   void SendTo(const Execution& from, int to_rank, Header header, const Span* payload, size_t spans);
+  // Fails every open operation that waits for this process, and every later one with it.
+  void ProcessLost(int process, const std::string& why);  // under mu_
   void Drive(const OpKey& key, int rank, const std::atomic<bool>& over);
   // Fails the operation on every local rank, and on the peers if `tell` (whose group then says who they are).
   void FailKey(const OpKey& key, const std::string& why, const Execution* tell);
@@ -113,14 +118,23 @@ class Engine : public LinkSink {
   void SetBusy();
   void WatchLoop();
   void HelperLoop();
-  void CompleterLoop();
   const Early* FindDisagreement(const Execution& e) const;
+  // The parts of Tick(), under mu_.
+  void NoticeLosses(int64_t now);
+  void TellWaiting(int64_t now);
+  void GiveVerdicts(int64_t now);
+  void DropStale(int64_t now);
 
   const EngineOptions options_;
   const int my_process_;
   const std::vector<Link*> links_;
   std::vector<Pollable*> pollables_;
   std::vector<std::string> lost_;  // [process] why it is gone, empty while it lives
+  struct Closing {
+    int64_t since_ns = 0;
+    std::string why;
+  };
+  std::vector<Closing> closing_;   // [process] its link is down; what it has sent before may still lie unread elsewhere
 
   std::mutex mu_;
   std::unordered_map<FullKey, std::unique_ptr<Execution>, Hash> open_;
@@ -152,9 +166,7 @@ class Engine : public LinkSink {
 
   std::atomic<bool> stopping_{false};
   std::condition_variable helper_cv_, watch_cv_;
-  std::mutex completer_mu_;
-  std::condition_variable completer_cv_;
-  std::deque<Finished> completions_;
+  Completers completers_;
   std::vector<std::thread> threads_;
 };
 

@@ -55,6 +55,7 @@ class Execution {
   std::vector<MutableSpan> DataTarget(Link* link, const Header& h);
   void OnLanded(Link* link, const Header& h);
   void OnAck(const Header& h);
+  void OnWaiting(const Header& h);
   void SendDone(uint32_t lane, uint32_t node);
 
   Status RunNode(uint32_t lane, uint32_t node);  // without the mutex
@@ -66,7 +67,11 @@ class Execution {
   uint64_t signature() const { return signature_; }
   Header MakeHeader(MessageType type, int to, uint32_t lane, uint32_t transfer) const;
   std::string Describe() const;               // "all_reduce sum f32[1024] of rank 3 in data(8)"
-  std::string Missing(bool* arrived) const;   // which edge is waited for, and from which rank
+  // Which edge is waited for, and who is to blame for it. `rank`: whose turn it is as seen from here, -1: this rank's own.
+  std::string Missing(int* rank) const;
+  // The edge that this process still has to serve, empty if this operation can end without it.
+  std::string Needs(int process) const;
+  std::string Where(uint32_t node) const;     // " (step 2, edge 1->3 of graph 0, ...)"
   static std::string DescribeSignature(uint64_t signature);
   size_t TaskBytes(uint32_t lane, uint32_t node) const;
   // How many more messages must come before this operation can go on: a waiter need not be woken for fewer.
@@ -76,6 +81,7 @@ class Execution {
   OpRequest request;
   Completion done;
   int64_t started_ns;
+  int64_t told_ns = 0;    // when the peers were last told whom we wait for
   bool warned = false;
   bool failed = false;
   std::string failure;
@@ -100,11 +106,11 @@ class Execution {
     RemoteSpan first{0, 0};
     std::vector<RemoteSpan> more;
     std::unique_ptr<uint8_t[]> buffer;
-    size_t received = 0;
+    size_t received = 0, promised = 0;
     int64_t accept_ns = 0, arrive_ns = 0, transfer_ns = 0;
   };
   struct OutState {
-    bool data_ready = false, peer_ready = false, done = false, streaming = false;
+    bool data_ready = false, peer_ready = false, done = false, streaming = false, offered = false;
     int64_t ready_ns = 0, begin_ns = 0, end_ns = 0;
   };
 
@@ -133,8 +139,11 @@ class Execution {
   bool Local(int rank) const;
   std::vector<Span> SlotSpans(const Slot& slot, uint32_t chunk, Range r) const;
   uint8_t* Locate(const Slot& slot, uint32_t chunk, int64_t at, int64_t* elements) const;
+  int Culprit(int rank) const;
+  bool Begun(int rank) const;
   Status CopyIn(uint32_t lane, const Node& node);
   Status ReduceIn(uint32_t lane, const Node& node);
+  void CopyBytes(void* dst, const void* src, size_t bytes) const;
   Status CopySlot(const Node& node, Range r);
 
   Engine* const engine_;
@@ -142,6 +151,7 @@ class Execution {
   const Program& program_;
   size_t element_size_;
   uint64_t signature_;
+  bool large_ = false;                     // the result is larger than the caches
   uint32_t lanes_ = 1, window_ = 1, next_lane_ = 0;
   size_t num_sends_ = 0;
   size_t nodes_left_;
@@ -154,6 +164,7 @@ class Execution {
   std::vector<std::unique_ptr<uint8_t[]>> scratch_;
   std::vector<std::pair<Slab*, uint64_t>> posted_;  // [lane * values + value] blocks of the slab that hold it; held until the end
   std::vector<bool> heard_;                // [rank] some message of this operation came from it
+  std::vector<int> waits_for_;             // [rank] whom it said it waits for, -1: nobody yet
 };
 
 }  // namespace jaxcoll

@@ -95,7 +95,7 @@ class Compiler {
       size_t j = i;
       std::vector<std::pair<uint32_t, uint32_t>> in;  // (edge, transfer)
       for (; j < arrivals.size() && arrivals[j].chunk == arrivals[i].chunk; ++j) in.emplace_back(arrivals[j].edge, arrivals[j].transfer);
-      AddVertex(arrivals[i].chunk, from, in);
+      AddVertex(arrivals[i].chunk, from, to, in);
       i = j;
     }
     for (auto [where, count] : updates) counts_[where] = (count & kReplace) ? count & ~kReplace : counts_[where] + count;
@@ -117,7 +117,7 @@ class Compiler {
     own_[chunk].readers.push_back(id);
   }
 
-  void AddVertex(uint32_t chunk, const int16_t* from, std::vector<std::pair<uint32_t, uint32_t>> in) {
+  void AddVertex(uint32_t chunk, const int16_t* from, const int16_t* to, std::vector<std::pair<uint32_t, uint32_t>> in) {
     const Chunk& c = p_.chunks[chunk];
     Own& own = own_[chunk];
     bool reduce = p_.edges[in[0].first].op == EdgeOp::kReduce;
@@ -132,7 +132,7 @@ class Compiler {
     node.first_in = static_cast<uint32_t>(plan_->incoming.size());
     node.num_in = static_cast<uint32_t>(in.size());
     if (p_.canonical) {
-      int position = static_cast<int>(std::find(from, from + n_, rank_) - from);
+      int position = static_cast<int>(std::find(to, to + n_, rank_) - to);  // of the vertex, which may be another than that of its own sends
       while (node.own_place < in.size() && sender(in[node.own_place].first) < position) ++node.own_place;
     }
     for (auto [edge, transfer] : in) {
@@ -147,7 +147,8 @@ class Compiler {
     node.dst = PickSlot(chunk, c, Partial(chunk, count), own, &wait);
     uint32_t id = Add(node);
     for (uint32_t w : wait) Depend(id, w);
-    if (has_own && own.writer >= 0) Depend(id, static_cast<uint32_t>(own.writer));
+    // A copy over a value that nobody reads must still come after it.
+    if (own.writer >= 0 && (has_own || own.slot == node.dst)) Depend(id, static_cast<uint32_t>(own.writer));
     auto& past = past_[chunk_key(chunk, own.slot)];
     past.insert(past.end(), own.readers.begin(), own.readers.end());
     if (has_own) past.push_back(id);

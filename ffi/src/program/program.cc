@@ -293,12 +293,9 @@ Range Program::LaneRange(Range range, int lane, int lanes) {
 
 Table Table::Identity(const Program& program) {
   Table t;
-  t.nranks = program.nranks;
-  t.steps = program.steps;
   t.home.resize(static_cast<size_t>(program.nranks));
   for (int i = 0; i < program.nranks; ++i) t.home[static_cast<size_t>(i)] = static_cast<int16_t>(i);
-  for (size_t k = 0; k < program.graphs.size() * static_cast<size_t>(program.steps + 1); ++k)
-    t.vertex.insert(t.vertex.end(), t.home.begin(), t.home.end());
+  t.rows = t.home;
   return t;
 }
 
@@ -310,32 +307,25 @@ Status Table::Parse(const uint8_t* bytes, size_t size, const Program& program, T
   r.Text(8);
   Table t;
   t.version = r.Get<uint64_t>();
-  t.nranks = r.Get<uint16_t>();
+  int nranks = r.Get<uint16_t>();
   size_t graphs = r.Get<uint16_t>();
-  t.steps = r.Get<uint16_t>();
+  int steps = r.Get<uint16_t>();
   r.Get<uint16_t>();
   if (r.failed() || scope > 2) return Status::Error("rank table: truncated or of an unknown scope");
-  if (t.nranks != program.nranks || graphs != program.graphs.size() || t.steps != program.steps)
-    return Status::Error(Format("rank table: made for %d ranks, %zu graphs, %d steps; program %s has %d, %zu, %d", t.nranks, graphs,
-                                t.steps, program.name.c_str(), program.nranks, program.graphs.size(), program.steps));
-  auto n = static_cast<size_t>(t.nranks), rows = static_cast<size_t>(t.steps + 1);
-  size_t perms = scope == 0 ? 1 : scope == 1 ? graphs : graphs * rows;
+  if (nranks != program.nranks || graphs != program.graphs.size() || steps != program.steps)
+    return Status::Error(Format("rank table: made for %d ranks, %zu graphs, %d steps; program %s has %d, %zu, %d", nranks, graphs, steps,
+                                program.name.c_str(), program.nranks, program.graphs.size(), program.steps));
+  auto n = static_cast<size_t>(nranks), steps_rows = static_cast<size_t>(steps) + 1;
+  size_t perms = scope == 0 ? 1 : scope == 1 ? graphs : graphs * steps_rows;
   if (r.left() != (perms + 1) * n * 2) return Status::Error("rank table: wrong number of permutations");
-  auto read = [&](std::vector<int16_t>* to) {
-    for (size_t i = 0; i < n; ++i) to->push_back(r.Get<int16_t>());
-  };
-  read(&t.home);
-  std::vector<int16_t> flat;
-  for (size_t k = 0; k < perms; ++k) read(&flat);
+  for (size_t i = 0; i < n; ++i) t.home.push_back(r.Get<int16_t>());
+  for (size_t i = 0; i < perms * n; ++i) t.rows.push_back(r.Get<int16_t>());
   for (size_t k = 0; k <= (graphs == 0 ? 0 : perms); ++k) {  // without graphs the rows are filling
-    const int16_t* p = k == 0 ? t.home.data() : &flat[(k - 1) * n];
-    if (!IsPermutation(p, t.nranks)) return Status::Error(Format("rank table: row %zu is no permutation of 0..%d", k, t.nranks - 1));
+    const int16_t* p = k == 0 ? t.home.data() : &t.rows[(k - 1) * n];
+    if (!IsPermutation(p, nranks)) return Status::Error(Format("rank table: row %zu is no permutation of 0..%d", k, nranks - 1));
   }
-  for (size_t g = 0; g < graphs; ++g)
-    for (size_t s = 0; s < rows; ++s) {
-      size_t k = scope == 0 ? 0 : scope == 1 ? g : g * rows + s;
-      t.vertex.insert(t.vertex.end(), flat.begin() + static_cast<ptrdiff_t>(k * n), flat.begin() + static_cast<ptrdiff_t>((k + 1) * n));
-    }
+  t.graph_stride = scope == 0 ? 0 : scope == 1 ? n : n * steps_rows;
+  t.step_stride = scope == 2 ? n : 0;
   *out = std::move(t);
   return {};
 }
@@ -360,11 +350,6 @@ class ChunkCounter {
 
   Status Run(uint32_t chunk, const std::vector<uint32_t>& edges) {
     const Chunk& c = p_.chunks[chunk];
-    // All contributions, or all results, can't travel over fewer edges. (And a forged number of ranks asks for no memory.)
-    size_t least = c.weight == 0 || HasDest(p_.kind) > Reduces(p_.kind) ? 0 : n_ - 1;
-    if (edges.size() < least)
-      return Status::Error(Format("program %s: chunk %u moves over %zu edges, %zu ranks need %zu at least", p_.name.c_str(), chunk,
-                                  edges.size(), n_, least));
     state_.assign(n_ * columns_, 0);
     for (size_t r = 0; r < n_; ++r)
       if (IsSource(p_, t_, c, static_cast<int>(r))) state_[r * columns_ + (columns_ > 1 ? r : 0)] = 1;
@@ -449,6 +434,12 @@ Status Validate(const Program& program, const Table& table) {
         return Status::Error(Format("program %s: edge %u names a chunk twice", program.name.c_str(), e));
       list.push_back(e);
     }
+  // All contributions, or all results, of a chunk need an edge a rank. Asked first: a forged number of ranks gets no memory.
+  size_t least = HasDest(program.kind) && !Reduces(program.kind) ? 0 : static_cast<size_t>(program.nranks) - 1;
+  for (uint32_t c = 0; c < program.chunks.size(); ++c)
+    if (program.chunks[c].weight != 0 && edges_of[c].size() < least)
+      return Status::Error(Format("program %s: chunk %u moves over %zu edges, %d ranks need %zu at least", program.name.c_str(), c,
+                                  edges_of[c].size(), program.nranks, least));
   ChunkCounter counter(program, table);
   for (uint32_t c = 0; c < program.chunks.size(); ++c) JC_RETURN_IF_ERROR(counter.Run(c, edges_of[c]));
   return {};

@@ -79,18 +79,19 @@ struct Program {
   static Range LaneRange(Range range, int lane, int lanes);
 };
 
+// Permutations are kept once where many vertices share one: a program may have more vertices than memory has room for.
 struct Table {
   uint64_t version = 0;
-  std::vector<int16_t> home;    // [nranks]
-  std::vector<int16_t> vertex;  // [ngraphs][steps + 1][nranks]
-  int nranks = 0, steps = 0;
+  std::vector<int16_t> home;  // [nranks]
+  std::vector<int16_t> rows;  // permutations, [nranks] each; At() says which belongs to a vertex row
+  size_t graph_stride = 0, step_stride = 0;
 
   static Table Identity(const Program& program);
   static Status Parse(const uint8_t* bytes, size_t size, const Program& program, Table* out);
 
+  // [nranks] the ranks at step 0..steps of a graph.
   const int16_t* At(uint32_t graph, int step) const {
-    return &vertex[(static_cast<size_t>(graph) * static_cast<size_t>(steps + 1) + static_cast<size_t>(step)) *
-                   static_cast<size_t>(nranks)];
+    return &rows[size_t{graph} * graph_stride + static_cast<size_t>(step) * step_stride];
   }
 };
 

@@ -30,19 +30,25 @@ class RecordBuffer {
   // Returns the number of records held now.
   size_t Add(const Record* records, size_t n) {
     std::lock_guard<std::mutex> lock(mu_);
-    size_t room = capacity_ - held_.size();
+    size_t room = capacity_ - (held_.size() - drained_);
     size_t take = n < room ? n : room;
     held_.insert(held_.end(), records, records + take);
     dropped_ += n - take;
-    return held_.size();
+    return held_.size() - drained_;
   }
 
   // Moves up to `max` records, oldest first, and tells how many were ever dropped.
   size_t DrainTo(Record* out, size_t max, uint64_t* dropped) {
     std::lock_guard<std::mutex> lock(mu_);
-    size_t n = held_.size() < max ? held_.size() : max;
-    std::copy(held_.begin(), held_.begin() + static_cast<ptrdiff_t>(n), out);
-    held_.erase(held_.begin(), held_.begin() + static_cast<ptrdiff_t>(n));
+    size_t left = held_.size() - drained_, n = left < max ? left : max;
+    auto first = held_.begin() + static_cast<ptrdiff_t>(drained_);
+    std::copy(first, first + static_cast<ptrdiff_t>(n), out);
+    drained_ += n;
+    // The rest moves to the front only now and then, so that many small drains of a full buffer stay cheap.
+    if (drained_ * 2 >= held_.size()) {
+      held_.erase(held_.begin(), held_.begin() + static_cast<ptrdiff_t>(drained_));
+      drained_ = 0;
+    }
     *dropped = dropped_;
     return n;
   }
@@ -51,6 +57,7 @@ class RecordBuffer {
   std::mutex mu_;
   size_t capacity_;
   std::vector<Record> held_;
+  size_t drained_ = 0;  // of the front of held_
   uint64_t dropped_ = 0;
 };
 

@@ -26,6 +26,7 @@ enum class MessageType : uint8_t {
   kAck = 5,     // the receiver has read the offered bytes
   kAbort = 6,   // payload: why; the execution fails on every rank
   kGoodbye = 7, // the process leaves in order
+  kWaiting = 9, // `transfer`: the rank that the sender waits for; the operation is late
 };
 
 // Which execution of which call site of which communicator: equal on all ranks.

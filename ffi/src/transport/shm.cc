@@ -52,6 +52,7 @@ struct ShmRing {
   alignas(64) std::atomic<uint64_t> head;
   alignas(64) std::atomic<uint64_t> tail;
   alignas(64) std::atomic<uint32_t> writer_waits;
+  std::atomic<uint32_t> reads;  // the writer of this ring can read the memory of its reader
   alignas(64) uint8_t data[kRingBytes];
 };
 
@@ -90,6 +91,8 @@ Status MapSegment(int fd, size_t bytes, ShmSegment** out) {
 
 ShmLink::ShmLink(ShmTransport* transport, int process, pid_t pid, ShmSegment* theirs, ShmRing* out, ShmRing* in, bool can_read)
     : Link(process), transport_(transport), pid_(pid), theirs_(theirs), out_(out), in_(in), can_read_(can_read) {}
+
+bool ShmLink::can_read() const { return can_read_ && in_->reads.load(std::memory_order_relaxed) != 0; }
 
 size_t ShmLink::eager_limit() const { return kEagerLimit; }
 
@@ -335,6 +338,7 @@ Status ShmTransport::AddPeer(int fd, int process, int place, pid_t pid, bool all
     can_read = process_vm_readv(pid, &local, 1, &remote, 1, 0) == sizeof(value) && value == theirs->probe_value;
   }
   *out = std::make_unique<ShmLink>(this, process, pid, theirs, &theirs->rings[place_], &mine_->rings[place], can_read);
+  theirs->rings[place_].reads.store(can_read ? 1 : 0, std::memory_order_relaxed);
   links_.push_back(out->get());
   return {};
 }
@@ -440,6 +444,7 @@ bool ShmTransport::AnyWork() const {
 }
 
 void ShmTransport::Kick() {
+  RingBell(mine_, true);  // who sleeps in the kernel has work
   if (pollers_ > 0 || !thread_.joinable()) return;
   {
     std::lock_guard<std::mutex> lock(wait_mu_);
@@ -455,8 +460,14 @@ void ShmTransport::Wait(uint32_t messages, int64_t timeout_ns) {
 }
 
 void ShmTransport::Sleep(uint32_t bell, uint32_t wake_at, int64_t timeout_ns) {
-  mine_->wake_at.store(wake_at, std::memory_order_seq_cst);
-  mine_->sleeping.fetch_add(1, std::memory_order_seq_cst);
+  {
+    // Of several sleepers the most impatient decides.
+    std::lock_guard<std::mutex> lock(sleep_mu_);
+    bool first = mine_->sleeping.load(std::memory_order_relaxed) == 0;
+    if (first || static_cast<int32_t>(wake_at - mine_->wake_at.load(std::memory_order_relaxed)) < 0)
+      mine_->wake_at.store(wake_at, std::memory_order_seq_cst);
+    mine_->sleeping.fetch_add(1, std::memory_order_seq_cst);
+  }
   timespec timeout{static_cast<time_t>(timeout_ns / 1000000000), static_cast<long>(timeout_ns % 1000000000)};
   Futex(&mine_->bell, FUTEX_WAIT, bell, &timeout);
   mine_->sleeping.fetch_sub(1, std::memory_order_seq_cst);
@@ -486,7 +497,7 @@ void ShmTransport::ServiceLoop() {
       std::this_thread::yield();
       continue;
     }
-    if (busy_ && pollers_ == 0 && !stopping_) Sleep(bell, bell + 1, 50 * 1000 * 1000);
+    if (pollers_ == 0 && !stopping_) Sleep(bell, bell + 1, 50 * 1000 * 1000);
   }
 }
 

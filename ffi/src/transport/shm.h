@@ -28,8 +28,9 @@ class ShmTransport;
 class ShmLink final : public Link {
  public:
   ShmLink(ShmTransport* transport, int process, pid_t pid, ShmSegment* theirs, ShmRing* out, ShmRing* in, bool can_read);
-  const char* name() const override { return can_read_ ? "shm (reads in place)" : "shm (ring)"; }
-  bool can_read() const override { return can_read_; }
+  const char* name() const override { return can_read() ? "shm (reads in place)" : "shm (ring)"; }
+  // Both ends must choose the same way, so each must be able to read the other.
+  bool can_read() const override;
   size_t eager_limit() const override;
   void Send(const Header& header, const Span* payload, size_t spans) override;
   void Stream(const Header& header, const std::vector<Span>& payload, uint64_t token) override;
@@ -113,7 +114,7 @@ class ShmTransport final : public Pollable {
   std::vector<ShmLink*> links_;
   std::vector<ShmSegment*> mapped_;
   std::mutex poll_mu_;
-  std::mutex wait_mu_;
+  std::mutex wait_mu_, sleep_mu_;
   std::condition_variable wait_cv_;
   std::atomic<int> pollers_{0};
   std::atomic<bool> busy_{false}, stopping_{false};

@@ -73,10 +73,14 @@ void TcpLink::Push(Conn* c, Item item) {
     if (first && small) ok = Write(c, &sent);
     if (!c->queue.empty()) transport_->Arm(c, true);
   }
-  if (!ok) transport_->Kick();  // the reader will find the end of the connection
+  if (!ok) {
+    cant_write_ = true;
+    transport_->Kick();
+  }
 }
 
 void TcpLink::Stream(const Header& header, const std::vector<Span>& payload, uint64_t token) {
+  if (down_) return;  // its operation fails, or has failed
   size_t total = 0;
   for (const Span& s : payload) total += s.size;
   size_t fragments = (total + kFragment - 1) / kFragment;
@@ -179,7 +183,11 @@ bool TcpLink::Fill(Conn* c, bool* any, bool* drained) {
   if (c->end == c->buffer.size()) c->buffer.resize(c->buffer.size() * 2);  // a long message; bounded by kMaxPayload
   size_t room = c->buffer.size() - c->end;
   ssize_t got = recv(c->fd, c->buffer.data() + c->end, room, MSG_DONTWAIT);
-  if (got == 0) return false;
+  if (got == 0) {
+    c->ended = *drained = true;
+    if (c->begin != c->end) fault_ = "its connection has closed in the middle of a message";
+    return c->begin == c->end;
+  }
   if (got < 0) {
     if (errno == EINTR) return true;
     *drained = true;
@@ -196,7 +204,10 @@ bool TcpLink::Parse(Conn* c, bool* any) {
   while (!c->landing && c->end - c->begin >= sizeof(Header)) {
     Header h;
     memcpy(&h, c->buffer.data() + c->begin, sizeof(h));
-    if (h.magic != Header::kMagic || h.payload > kMaxPayload) return false;
+    if (h.magic != Header::kMagic || h.payload > kMaxPayload) {
+      fault_ = h.magic != Header::kMagic ? "it sent bytes that are no jaxcoll message" : "it sent a message that is too long";
+      return false;
+    }
     if (h.type == MessageType::kData) {
       std::vector<MutableSpan> target = sink->OnData(this, h);
       std::lock_guard<std::mutex> lock(c->read_mu);
@@ -261,6 +272,7 @@ bool TcpLink::Land(Conn* c, bool* any, bool* drained) {
         got = recvmsg(c->fd, &message, MSG_DONTWAIT);
       }
       if (got == 0) {
+        fault_ = "its connection has closed in the middle of a message";
         ok = false;
       } else if (got < 0) {
         if (errno == EINTR) continue;
@@ -387,7 +399,15 @@ void TcpTransport::Kick() {
   if (write(wake_fd_, &one, sizeof(one)) < 0) return;  // full: it is awake anyway
 }
 
-void TcpTransport::Down(TcpLink* link, const std::string& why) {
+// A process that leaves closes all its connections, one after the other, and what it has sent on the others is still to be read.
+void TcpTransport::Ended(TcpLink* link, TcpLink::Conn* c) {
+  epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, c->fd, nullptr);
+  bool all = true;
+  for (auto& other : link->conns_) all = all && other->ended;
+  if (all) Down(link);
+}
+
+void TcpTransport::Down(TcpLink* link) {
   if (link->down_.exchange(true)) return;
   for (auto& c : link->conns_) {
     epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, c->fd, nullptr);
@@ -404,7 +424,7 @@ void TcpTransport::Down(TcpLink* link, const std::string& why) {
     }
     if (release) sink_->OnLanded(link, h);
   }
-  if (!stopping_) sink_->OnLinkDown(link, link->left_ ? "its process has left" : why);
+  if (!stopping_) sink_->OnLinkDown(link, link->left_ ? "its process has left" : link->fault_);
 }
 
 bool TcpTransport::HandleEvents(int timeout_ms) {
@@ -415,6 +435,8 @@ bool TcpTransport::HandleEvents(int timeout_ms) {
     if (events[i].data.u64 == ~uint64_t{0}) {
       uint64_t count;
       if (read(wake_fd_, &count, sizeof(count)) < 0) continue;
+      for (TcpLink* link : links_)
+        if (link->cant_write_ && !link->left_ && !link->down_) Down(link);
       continue;
     }
     Slot slot = slots_[events[i].data.u64];
@@ -426,12 +448,19 @@ bool TcpTransport::HandleEvents(int timeout_ms) {
       {
         std::lock_guard<std::mutex> lock(slot.conn->write_mu);
         ok = slot.link->Write(slot.conn, &sent);
+        if (!ok && slot.link->left_) {  // nobody wants it any more, but what the peer has sent may not have been read yet
+          slot.conn->queue.clear();
+          ok = true;
+        }
         if (slot.conn->queue.empty()) Arm(slot.conn, false);
       }
       any = true;
       for (uint64_t token : sent) sink_->OnSent(slot.link, token);
     }
-    if (!ok) Down(slot.link, "its connection has closed");
+    if (!ok)
+      Down(slot.link);
+    else if (slot.conn->ended)
+      Ended(slot.link, slot.conn);
   }
   return any;
 }

@@ -49,6 +49,7 @@ class TcpLink final : public Link {
   struct Conn {
     int fd = -1;
     bool armed = false;             // EPOLLOUT is on
+    bool ended = false;             // the peer has closed it
     std::mutex write_mu, read_mu;
     std::deque<Item> queue;
     // Reading: bytes that have come, then, for a kData payload, straight into its target.
@@ -71,6 +72,8 @@ class TcpLink final : public Link {
   std::vector<std::unique_ptr<Conn>> conns_;
   std::atomic<bool> down_{false};
   std::atomic<bool> left_{false};  // the peer has said goodbye
+  std::atomic<bool> cant_write_{false};
+  const char* fault_ = "its connection has closed";  // why it goes down; of the polling thread
 };
 
 class TcpTransport final : public Pollable {
@@ -96,7 +99,8 @@ class TcpTransport final : public Pollable {
   };
   bool HandleEvents(int timeout_ms);
   void Arm(TcpLink::Conn* c, bool on);
-  void Down(TcpLink* link, const std::string& why);
+  void Down(TcpLink* link);
+  void Ended(TcpLink* link, TcpLink::Conn* c);
   void Kick();
   void ServiceLoop();
 

@@ -1,0 +1,252 @@
+// What goes wrong with operations, and who is told: deadlines, late ranks, ranks that disagree, processes that are lost.
+#include <algorithm>
+#include <utility>
+
+#include "executor/engine.h"
+
+namespace jaxcoll {
+namespace {
+
+constexpr auto kTick = std::chrono::milliseconds(50);
+// A link has gone down, but what its process said before may still lie unread on another connection or in a ring.
+constexpr int64_t kGraceNs = 50 * int64_t{1000000};
+
+}  // namespace
+
+void Engine::WatchLoop() {
+  std::unique_lock<std::mutex> lock(mu_);
+  while (!stopping_) {
+    watch_cv_.wait_for(lock, kTick);
+    if (stopping_) return;
+    lock.unlock();
+    Tick();
+    lock.lock();
+  }
+}
+
+void Engine::Tick() {
+  if (options_.on_tick) options_.on_tick();
+  std::unique_lock<std::mutex> lock(mu_);
+  int64_t now = NowNs();
+  NoticeLosses(now);
+  TellWaiting(now);
+  GiveVerdicts(now);
+  DropStale(now);
+  RunTasks(lock);
+  FlushFinished(lock);
+}
+
+// Before the deadline everybody hears whom the others wait for, so that the verdict names the rank that holds up all.
+void Engine::TellWaiting(int64_t now) {
+  int64_t period = std::min(options_.mismatch_ns, options_.timeout_ns / 3);
+  for (auto& [key, e] : open_) {
+    int rank = -1;
+    if (e->failed || now - std::max(e->started_ns, e->told_ns) < period) continue;
+    e->told_ns = now;
+    std::string what = e->Missing(&rank);
+    for (int r = 0; r < e->request.group->size(); ++r) {
+      Header h = e->MakeHeader(MessageType::kWaiting, r, 0, static_cast<uint32_t>(rank < 0 ? e->request.rank : rank));
+      auto process = static_cast<size_t>(e->request.group->process[static_cast<size_t>(r)]);
+      if (links_[process] != nullptr && lost_[process].empty()) links_[process]->Send(h, nullptr, 0);
+      if (Execution* peer = links_[process] == nullptr ? Find(key.op, r) : nullptr; peer != nullptr) peer->OnWaiting(h);
+    }
+  }
+}
+
+void Engine::GiveVerdicts(int64_t now) {
+  struct Verdict {
+    OpKey key, other;
+    std::string why;
+    bool both;
+  };
+  std::vector<Verdict> verdicts;
+  for (auto& [key, e] : open_) {
+    int64_t age = now - e->started_ns;
+    int rank = -1;
+    if (e->failed || age < std::min(options_.mismatch_ns, options_.timeout_ns)) continue;
+    if (const Early* m = age >= options_.mismatch_ns ? FindDisagreement(*e) : nullptr) {
+      verdicts.push_back({key.op, m->header.key,
+                          Format("the ranks disagree: %s, but rank %u calls %s", e->Describe().c_str(), m->header.src,
+                                 Execution::DescribeSignature(m->header.signature).c_str()),
+                          true});
+    } else if (age >= options_.timeout_ns) {
+      verdicts.push_back({key.op, key.op,
+                          Format("%s: no end after %.1f s (JAXCOLL_TIMEOUT): %s", e->Describe().c_str(), static_cast<double>(age) * 1e-9,
+                                 e->Missing(&rank).c_str()),
+                          false});
+    } else if (age >= options_.warn_ns && !e->warned) {
+      e->warned = true;
+      if (options_.log)
+        options_.log(Format("%s waits for %.0f s: %s", e->Describe().c_str(), static_cast<double>(age) * 1e-9, e->Missing(&rank).c_str()));
+    }
+  }
+  for (const Verdict& v : verdicts) {
+    const Execution* teller = nullptr;
+    for (auto& [k, e] : open_)
+      if (k.op == v.key) teller = e.get();
+    if (teller == nullptr) continue;
+    if (v.both) {
+      // The peers wait under their own key: both are told.
+      Header h = teller->MakeHeader(MessageType::kAbort, 0, 0, 0);
+      h.key = v.other;
+      Span text{v.why.data(), std::min<size_t>(v.why.size(), 4096)};
+      for (size_t p = 0; p < links_.size(); ++p)
+        if (links_[p] != nullptr && lost_[p].empty()) links_[p]->Send(h, &text, 1);
+    }
+    FailKey(v.key, v.why, teller);
+    if (v.both) FailKey(v.other, v.why, nullptr);
+  }
+}
+
+// A peer that waits at the same call site under another launch with another operation: the programs differ.
+const Engine::Early* Engine::FindDisagreement(const Execution& e) const {
+  for (const auto& [key, list] : early_) {
+    if (key.rank != e.request.rank || key.op.comm != e.request.key.comm || key.op.site != e.request.key.site) continue;
+    for (const Early& m : list)
+      if (m.header.signature != e.signature() && m.header.type != MessageType::kWaiting && !e.heard(m.header.src)) return &m;
+  }
+  return nullptr;
+}
+
+// Early messages of operations that nobody waits for any more: those that do would have given up by now.
+void Engine::DropStale(int64_t now) {
+  for (auto it = early_.begin(); it != early_.end();) {
+    std::vector<Early>& list = it->second;
+    bool stale = now - list.back().kept_ns > options_.timeout_ns + options_.timeout_ns / 2;
+    if (!stale) {
+      ++it;
+      continue;
+    }
+    for (const Early& m : list) {
+      early_bytes_ -= m.payload.size() + sizeof(Early);
+      Drop(m.link, m.header, m.payload.data());
+    }
+    it = early_.erase(it);
+  }
+}
+
+void Engine::OnLinkDown(Link* link, const std::string& why) {
+  std::unique_lock<std::mutex> lock(mu_);
+  Closing& closing = closing_[static_cast<size_t>(link->process())];
+  if (closing.since_ns != 0) return;
+  closing = {NowNs(), why};
+  if (options_.threads) return;  // the watch thread gives the verdict
+  ProcessLost(link->process(), why);
+  FlushFinished(lock);
+}
+
+void Engine::NoticeLosses(int64_t now) {
+  for (size_t p = 0; p < closing_.size(); ++p)
+    if (closing_[p].since_ns != 0 && now - closing_[p].since_ns >= kGraceNs && lost_[p].empty())
+      ProcessLost(static_cast<int>(p), closing_[p].why);
+}
+
+void Engine::ProcessLost(int process, const std::string& why) {
+  std::string& lost = lost_[static_cast<size_t>(process)];
+  if (!lost.empty()) return;
+  lost = why;
+  std::vector<std::pair<OpKey, std::string>> failing;
+  for (auto& [key, e] : open_) {
+    // A process that left in order has served all its operations: these may end without it. Who is not served tells the others.
+    std::string needs = e->failed ? "" : e->Needs(process);
+    if (needs.empty()) continue;
+    const std::vector<int>& processes = e->request.group->process;
+    auto rank = std::find(processes.begin(), processes.end(), process) - processes.begin();
+    failing.emplace_back(key.op, Format("rank %d is lost (%s) during %s: %s", static_cast<int>(rank), why.c_str(), e->Describe().c_str(),
+                                        needs.c_str()));
+  }
+  for (auto& [key, text] : failing) {
+    const Execution* teller = nullptr;
+    for (auto& [k, e] : open_)
+      if (k.op == key) teller = e.get();
+    if (teller != nullptr) FailKey(key, text, teller);
+  }
+}
+
+// ---------------------------------------------------------------- an operation's own account
+
+void Execution::OnWaiting(const Header& h) {
+  heard_[h.src] = true;
+  if (h.transfer < waits_for_.size()) waits_for_[h.src] = static_cast<int>(h.transfer);
+}
+
+bool Execution::Begun(int rank) const {
+  return rank == request.rank || heard_[static_cast<size_t>(rank)] || (Local(rank) && engine_->Find(request.key, rank) != nullptr);
+}
+
+// Whom the chain of waiting ranks ends at: the one that has not come, or that doesn't know whom it waits for.
+int Execution::Culprit(int rank) const {
+  for (size_t i = 0; i < waits_for_.size(); ++i) {
+    int next = waits_for_[static_cast<size_t>(rank)];
+    if (next < 0 || next == rank || next == request.rank) break;
+    rank = next;
+  }
+  return rank;
+}
+
+std::string Execution::Missing(int* rank) const {
+  *rank = -1;
+  auto report = [&](uint32_t peer, const std::string& what) {
+    *rank = static_cast<int>(peer);
+    int culprit = Culprit(*rank);
+    if (culprit != *rank)
+      return Format("rank %d has %s; %s, which waits for it", culprit,
+                    Begun(culprit) ? "begun but its data are late" : "not arrived", what.c_str());
+    return Format("rank %u has %s; %s", peer, Begun(*rank) ? "begun but its data are late" : "not arrived", what.c_str());
+  };
+  for (uint32_t lane = 0; lane < next_lane_; ++lane) {
+    for (uint32_t k = 0; k < plan_.incoming.size(); ++k) {
+      const InState& s = in(lane, k);
+      if (s.state != In::kNone && s.state != In::kLanding) continue;
+      const Incoming& i = plan_.incoming[k];
+      const Edge& e = program_.edges[i.edge];
+      return report(i.peer, Format("waiting for rank %u at step %u, edge %u->%d of graph %u (schedule %s)", i.peer, e.step, i.peer,
+                                   request.rank, e.graph, program_.name.c_str()));
+    }
+    for (uint32_t id = 0; id < plan_.nodes.size(); ++id) {
+      if (plan_.nodes[id].kind != NodeKind::kSend) continue;
+      const OutState& o = out_[size_t{lane} * num_sends_ + send_index_[id]];
+      if (!o.data_ready || o.done) continue;
+      const Node& node = plan_.nodes[id];
+      const Edge& e = program_.edges[node.edge];
+      return report(node.peer, Format("waiting for rank %u to take its data at step %u, edge %d->%u of graph %u (schedule %s)", node.peer,
+                                      e.step, request.rank, node.peer, e.graph, program_.name.c_str()));
+    }
+  }
+  return "its own work is not done";
+}
+
+std::string Execution::Needs(int process) const {
+  const std::vector<int>& processes = request.group->process;
+  auto there = [&](uint16_t rank) { return processes[rank] == process; };
+  for (uint32_t lane = 0; lane < lanes_; ++lane) {
+    for (uint32_t k = 0; k < plan_.incoming.size(); ++k) {
+      const InState& s = in(lane, k);
+      const Incoming& i = plan_.incoming[k];
+      bool unread = s.state == In::kNone || s.state == In::kLanding || (s.state == In::kOffered && !s.direct);
+      if (!there(i.peer) || !unread || TransferBytes(lane, plan_.nodes[plan_.node_of_incoming[k]].chunk, i.wide) == 0) continue;
+      const Edge& e = program_.edges[i.edge];
+      return Format("waiting for rank %u at step %u, edge %u->%d of graph %u (schedule %s)", i.peer, e.step, i.peer, request.rank, e.graph,
+                    program_.name.c_str());
+    }
+    for (uint32_t id = 0; id < plan_.nodes.size(); ++id) {
+      const Node& node = plan_.nodes[id];
+      if (node.kind != NodeKind::kSend || !there(node.peer) || out_[size_t{lane} * num_sends_ + send_index_[id]].done) continue;
+      if (TransferBytes(lane, node.chunk, node.wide) == 0) continue;
+      const Edge& e = program_.edges[node.edge];
+      return Format("rank %u still has to take data at step %u, edge %d->%u of graph %u (schedule %s)", node.peer, e.step, request.rank,
+                    node.peer, e.graph, program_.name.c_str());
+    }
+  }
+  return {};
+}
+
+std::string Execution::Where(uint32_t id) const {
+  const Node& node = plan_.nodes[id];
+  if (node.kind != NodeKind::kVertex) return {};
+  const Edge& e = program_.edges[plan_.incoming[node.first_in].edge];
+  return Format(" (step %u, edge %u->%d of graph %u, schedule %s)", e.step, plan_.incoming[node.first_in].peer, request.rank, e.graph,
+                program_.name.c_str());
+}
+
+}  // namespace jaxcoll
