@@ -64,7 +64,6 @@ class World:
                 "mismatch_ns": _NS,
                 "spin_ns": s.spin_us * 1000,
                 "helpers": s.threads if s.threads else (min(cores, local) - 1 if local > 1 else 0),
-                "completers": max(2, min(4, cores, local)),
                 "record": int(s.record),
                 "threads": 1,
             },

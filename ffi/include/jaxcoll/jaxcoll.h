@@ -21,7 +21,7 @@ typedef struct jc_fake jc_fake;
 
 typedef struct {
   int64_t timeout_ns, warn_ns, mismatch_ns, spin_ns;
-  int32_t helpers, completers;
+  int32_t helpers;
   int32_t record, threads;
   int64_t lane_bytes, landing_bytes;
 } jc_options;

@@ -11,6 +11,7 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+#pragma GCC visibility push(default)
 
 #define JC_FLOW_ABI 1
 #define JC_FLOW_INFINITE (INT64_C(1) << 60)
@@ -36,6 +37,7 @@ int32_t jc_flow_cuts(jc_flow* flow, const int64_t* capacity, const int64_t* dema
                      const int32_t* targets, int64_t limit, int32_t max_cuts, int64_t* value, int32_t* target,
                      uint8_t* side);
 
+#pragma GCC visibility pop
 #ifdef __cplusplus
 }
 #endif

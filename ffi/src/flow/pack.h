@@ -8,6 +8,7 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+#pragma GCC visibility push(default)
 
 typedef struct jc_pack jc_pack;
 
@@ -39,6 +40,7 @@ void jc_pack_stats(const jc_pack* pack, int64_t stats[6]);
 // root[trees], count[trees], tail/head[trees * (ranks - 1)], cuts[cuts known * ((ranks + 7) / 8)].
 void jc_pack_take(const jc_pack* pack, int32_t* root, int64_t* count, int32_t* tail, int32_t* head, uint8_t* cuts);
 
+#pragma GCC visibility pop
 #ifdef __cplusplus
 }
 #endif

@@ -6,6 +6,7 @@ namespace jaxcoll {
   namespace ns {                                                                                                             \
   void Combine(DType type, Reduction op, void* dst, bool dst_wide, const Source* sources, int count, size_t n);              \
   void Convert(DType type, void* dst, bool dst_wide, const void* src, bool src_wide, size_t n);                              \
+  void CopyAround(void* dst, const void* src, size_t bytes);                                                                 \
   }
 JAXCOLL_DECLARE_KERNELS(kernels_base)
 #if defined(JAXCOLL_X86_KERNELS)
@@ -18,6 +19,7 @@ namespace {
 struct Kernels {
   decltype(&kernels_base::Combine) combine = kernels_base::Combine;
   decltype(&kernels_base::Convert) convert = kernels_base::Convert;
+  decltype(&kernels_base::CopyAround) copy_around = kernels_base::CopyAround;
   Kernels() {
 #if defined(JAXCOLL_X86_KERNELS)
     // Chosen at run time: the same library serves every x86-64 machine.
@@ -25,9 +27,11 @@ struct Kernels {
     if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
       combine = kernels_avx512::Combine;
       convert = kernels_avx512::Convert;
+      copy_around = kernels_avx512::CopyAround;
     } else if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) {
       combine = kernels_avx2::Combine;
       convert = kernels_avx2::Convert;
+      copy_around = kernels_avx2::CopyAround;
     }
 #endif
   }
@@ -104,5 +108,7 @@ void Combine(DType type, Reduction op, void* dst, bool dst_wide, const Source* s
 void Convert(DType type, void* dst, bool dst_wide, const void* src, bool src_wide, size_t n) {
   if (n != 0) Best().convert(type, dst, dst_wide, src, src_wide, n);
 }
+
+void CopyAround(void* dst, const void* src, size_t bytes) { Best().copy_around(dst, src, bytes); }
 
 }  // namespace jaxcoll

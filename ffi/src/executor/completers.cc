@@ -1,0 +1,51 @@
+#include "executor/completers.h"
+
+#include <chrono>
+#include <thread>
+
+namespace jaxcoll {
+
+void Completers::Run(std::function<void()> completion) {
+  State& s = *state_;
+  std::unique_lock<std::mutex> lock(s.mu);
+  s.queue.push_back(std::move(completion));
+  if (s.queue.size() <= s.idle) {
+    s.work.notify_one();
+    return;
+  }
+  ++s.threads;
+  lock.unlock();
+  std::thread([state = state_] { Loop(state); }).detach();
+}
+
+void Completers::Loop(const std::shared_ptr<State>& state) {
+  State& s = *state;
+  std::unique_lock<std::mutex> lock(s.mu);
+  while (true) {
+    if (s.queue.empty()) {
+      if (s.stopping) break;
+      ++s.idle;
+      s.work.wait(lock, [&] { return s.stopping || !s.queue.empty(); });
+      --s.idle;
+      continue;
+    }
+    std::function<void()> completion = std::move(s.queue.front());
+    s.queue.pop_front();
+    lock.unlock();
+    completion();
+    completion = nullptr;
+    lock.lock();
+  }
+  --s.threads;
+  s.quiet.notify_all();
+}
+
+void Completers::Stop() {
+  State& s = *state_;
+  std::unique_lock<std::mutex> lock(s.mu);
+  s.stopping = true;
+  s.work.notify_all();
+  s.quiet.wait_for(lock, std::chrono::seconds(1), [&] { return s.threads == 0; });
+}
+
+}  // namespace jaxcoll
