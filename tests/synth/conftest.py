@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.needs import need
 
 from jaxcoll.synth import native
+from tests.needs import need
 
 SOURCES = Path(__file__).resolve().parents[2] / "ffi" / "src" / "flow"
 

@@ -9,7 +9,6 @@ from fractions import Fraction
 import networkx as nx
 import numpy as np
 import pytest
-from tests.synth.networks import PUBLISHED, built, random_network
 
 from jaxcoll.errors import SynthesisError, UsageError
 from jaxcoll.schedule import Kind, Schedule, build, interpret, verify
@@ -17,6 +16,7 @@ from jaxcoll.synth import Cancelled, Status, all_gather, all_reduce, reduce_scat
 from jaxcoll.synth.forest import Forest, Wish, routes, solve
 from jaxcoll.synth.result import Clock
 from jaxcoll.topology import Topology, fail, parse
+from tests.synth.networks import PUBLISHED, built, random_network
 
 
 def forest_of(topology: Topology, **wish: int | bool) -> Forest:
@@ -24,7 +24,7 @@ def forest_of(topology: Topology, **wish: int | bool) -> Forest:
 
 
 def least_cut(topology: Topology) -> Fraction:
-    """The bound by trying every set of ranks outside, with one minimum cut each: independent of the solver, exponential."""
+    """The bound by trying every set of ranks outside, a minimum cut each: independent of the solver, exponential."""
     ranks = range(topology.nranks)
     best: Fraction | None = None
     for size in range(1, topology.nranks):

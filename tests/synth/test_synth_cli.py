@@ -1,0 +1,103 @@
+"""`jaxcoll synth` and `jaxcoll verify` as their users see them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jaxcoll.errors import UsageError
+from jaxcoll.schedule import load_file, verify
+from jaxcoll.synth import cli, history
+from jaxcoll.topology import parse
+
+pytestmark = pytest.mark.usefixtures("fast")
+
+
+@pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter", "all_reduce"])
+def test_synth_writes_all_that_is_asked_for(
+    collective: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    numbers, warm, out = tmp_path / "n.json", tmp_path / "w.json", tmp_path / "s.json"
+    args = [collective, "--topology", "rail:1x2x4", "--fail", "2", "--warm", str(warm), "--json", str(numbers)]
+    assert cli.synth_main([*args, "-o", str(out)]) == 0
+    text = capsys.readouterr().out
+    for word in ("throughput", "bound", "gap 0.00%", "depth", "steps", "rate", "switches", "trees"):
+        assert word in text
+    result = json.loads(numbers.read_text())
+    assert {"collective", "ranks", "bound", "throughput", "gap", "depth", "steps", "seconds"} <= set(result)
+    assert result["collective"] == collective
+    assert result["ranks"] == 8
+    assert result["gap"] == 0
+    assert result["seconds"]["total"] == pytest.approx(sum(result["seconds"].values()) - result["seconds"]["total"])
+    assert verify(load_file(out)) == []
+    assert cli.synth_main(args) == 0  # now from the warm file
+    details = json.loads(numbers.read_text())["details"]
+    assert '"warm": "yes"' in json.dumps(details)
+
+
+def test_synth_all_to_all_and_xml(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, warm = tmp_path / "s.xml", tmp_path / "w.json"
+    args = ["all_to_all", "--topology", "ring:4", "--warm", str(warm), "-o", str(out), "--chunks", "2", "--json", "-"]
+    assert cli.synth_main(args) == 0
+    assert '"collective": "all_to_all"' in capsys.readouterr().out
+    assert cli.synth_main(args) == 0
+    assert verify(load_file(out)) == []
+
+
+def test_no_schedule_is_exit_status_1(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.synth_main(["all_gather", "--topology", "ring:8", "--max-depth", "2"]) == 1
+    assert "no schedule" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["all_gather", "--topology", "moon:3"], "unknown topology 'moon:3'; give rail:"),
+        (["all_gather", "--topology", "rail:1x4x8", "--fail", "7"], "failure 7"),
+        (["all_gather", "--topology", "ring:4", "--time-limit", "3"], "for all_to_all"),
+        (["all_to_all", "--topology", "ring:4", "--lanes", "3"], "for tree packing"),
+    ],
+)
+def test_wrong_usage_says_what_is_right(args: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        cli.synth_main(args)
+
+
+def test_warm_file_of_another_kind(tmp_path: Path) -> None:
+    bad = tmp_path / "w.json"
+    bad.write_text('{"format": "something"}')
+    with pytest.raises(UsageError, match=r"w.json: not warm-start data"):
+        cli.synth_main(["all_gather", "--topology", "ring:4", "--warm", str(bad)])
+    bad.write_text("{\n\n,")
+    with pytest.raises(UsageError, match=r"w.json, line 3"):
+        history.load(bad)
+
+
+def test_a_warm_file_that_contradicts_itself(tmp_path: Path) -> None:
+    from jaxcoll.synth import all_gather
+
+    good = json.loads(history.warm_to_json(all_gather(parse("ring:4")).warm))
+    for change, message in (
+        ({"ranks": 9}, "9 ranks among 4"),
+        ({"cuts": ["ff"]}, "cut names nodes"),
+        ({"trees": [[0, 1, [0, 1, 0, 1, 0, 2]]]}, "tree 0 is not a spanning tree"),
+        ({"trees": 3}, "malformed"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            history.warm_from_json(json.dumps({**good, **change}))
+
+
+def test_verify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "s.json"
+    assert cli.synth_main(["all_gather", "--topology", "ring:4", "-o", str(out)]) == 0
+    capsys.readouterr()
+    assert cli.verify_main([str(out)]) == 0
+    assert "valid all_gather over 4 ranks" in capsys.readouterr().out
+    sccl = tmp_path / "x.msccl.json"
+    chunks = [{"pre": [rank], "post": [0, 1], "addr": rank} for rank in (0, 1)]
+    data = {"msccl_type": "algorithm", "collective": {"nodes": 2, "chunks": chunks}, "steps": [{"sends": [[0, 0, 1]]}]}
+    sccl.write_text(json.dumps(data))
+    assert cli.verify_main([str(sccl)]) == 1  # rank 0 never gets the other's part
+    assert str(sccl) in capsys.readouterr().out
