@@ -370,7 +370,7 @@ class _Filling:
 
 
 def _offered(fill: _Filling, x: Floats, units: Floats, full: Floats) -> Floats:
-    """What the links of each flow would give it: the share at which a full link stopped, or its own rate and the spare."""
+    """What its links would give each flow: the share at which a full link stopped, else its own rate and the spare."""
     each = x / units
     hops = fill.path.shape[1]
     used = np.bincount(fill.path.reshape(-1), np.repeat(x, hops), len(fill.capacity))

@@ -1,1 +1,30 @@
-"""The tuner: pure decisions out of telemetry."""
+"""The tuner: pure decisions out of telemetry. Knows neither JAX nor the native library."""
+
+from __future__ import annotations
+
+from jaxcoll.tuner.params import POLICIES, ChoiceParams, Policy, ReactParams
+from jaxcoll.tuner.replay import Setup, Taken, replay, replay_run, write_run
+from jaxcoll.tuner.tuner import Bank, State, in_force, init, step, stragglers
+from jaxcoll.tuner.types import Config, Decision, Program, ScheduleSet
+
+__all__ = [
+    "POLICIES",
+    "Bank",
+    "ChoiceParams",
+    "Config",
+    "Decision",
+    "Policy",
+    "Program",
+    "ReactParams",
+    "ScheduleSet",
+    "Setup",
+    "State",
+    "Taken",
+    "in_force",
+    "init",
+    "replay",
+    "replay_run",
+    "step",
+    "stragglers",
+    "write_run",
+]

@@ -67,6 +67,8 @@ class AdaptiveState:
     probes: int = 0
     """Times that the start was tried again too early."""
     stragglers: tuple[int, ...] = ()
+    fitted: tuple[tuple[int, bytes, bytes], float] | None = None
+    """What was in force at the last fit, and that fit's loss."""
     searched: tuple[object, ...] | None = None
     """What the last search without result began from: it isn't repeated while that stays the same."""
 
@@ -118,7 +120,7 @@ def _decide(state: AdaptiveState, batch: Batch) -> Outcome:
     congestion = detect(batch, state.react.delta1, state.react.delta2)
     belief = _fit(state, batch)
     model = belief.best.model
-    state = dataclasses.replace(state, model=model)
+    state = dataclasses.replace(state, model=model, fitted=(state.config.key, belief.best.loss))
     if state.stragglers:
         names = ", ".join(f"rank {r} is {batch.late[r] * 1e3:.0f} ms late" for r in state.stragglers)
         verdict += f"{names}. "
@@ -154,7 +156,9 @@ def _fit(state: AdaptiveState, batch: Batch) -> Belief:
     if prior is not None:
         # What no flow crosses any more can't be seen to end: it is believed for H epochs, longer after each vain look.
         prior = prior.forget(state.collector.seen - state.react.H * 2 ** min(state.probes, 5))
-    return Fitter(batch, state.spec.host_of, state.params, state.collector.seen).run(prior)
+    # Where the last fit of the same table did no better, another one won't either.
+    enough = 1.15 * state.fitted[1] if state.fitted is not None and state.fitted[0] == state.config.key else 0.0
+    return Fitter(batch, state.spec.host_of, state.params, state.collector.seen).run(prior, enough)
 
 
 def _when_clean(state: AdaptiveState, batch: Batch, belief: Belief, congestion: Congestion, verdict: str) -> Outcome:

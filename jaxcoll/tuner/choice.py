@@ -147,7 +147,7 @@ def _climb(
 def _neighbours(
     program: Program, config: Config, hot: Sequence[int], limit: int, rng: np.random.Generator
 ) -> list[Swap]:
-    """Valid swaps with a blamed rank: all global and chunk-local ones, and position-equivalent ones, as far as they fit."""
+    """Valid swaps with a blamed rank, as many as fit: global ones first, then chunk-local, then position-equivalent."""
     schedule, n = program.schedule, program.schedule.nranks
     pairs = sorted({(min(a, b), max(a, b)) for a in hot for b in range(n) if a != b})
     graphs = range(len(schedule.graphs)) if len(schedule.graphs) > 1 else range(0)

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxcoll.sim.fluid import Job, Result, simulate
-from jaxcoll.sim.network import Connection
 from jaxcoll.tuner.measure import Batch
 from jaxcoll.tuner.model import Groups, Model, Side, SideKey, SlowPair
 from jaxcoll.tuner.params import ChoiceParams
@@ -27,8 +26,9 @@ _TOTAL = 2.0
 _SLACK = 0.05
 _SLOW = 0.2
 _FAST = 0.1
-_RATES = (0.5, 0.6, 0.7, 0.85, 1.2)
-_UPLINKS = (2.0, 1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.12, 0.08)
+_RATES = (0.5, 0.65, 0.8, 1.2)
+_UPLINKS = (1.0, 1.5, 2.0, 3.0, 4.0)
+"""How many times a slow flow's rate a link may carry: other flows cross it at the same time."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -74,25 +74,34 @@ class Fitter:
         # Late ranks change which flows run together: the model must see them as late, or it calls their links slow.
         self.arrive = batch.late if bool((batch.late > 0.02 * batch.time).any()) else None
 
-    def run(self, prior: Model | None) -> Belief:
-        """The models found from the prior and from a clean slate."""
+    def run(self, prior: Model | None, enough: float = 0.0) -> Belief:
+        """The models found from the prior and from a clean slate; the prior is kept where its loss is `enough`."""
         if not self.usable.any():
             return Belief((Fit(prior or Model(1.0), np.zeros(len(self.measured)), 0.0, 0.0, 1.0),), (1.0,))
         start = self.start(prior)
-        if self._settled(start):
+        if self._settled(start) or (not start.model.clean and start.loss <= enough):
             return Belief((self._dated(start),), (1.0,))
         seen = self._explain(start)
         if self._poor(_best(seen)) or prior is None:
             # A poor rate calls for many excuses. It is sought anew: slow flows leave room to others, which then look
             # faster than the rate allows, so the middle of the deviations says little.
             rate, connection = _best(seen).model.rate, _best(seen).model.connection
-            tries = [self._descend(f, self._side_guesses, 2) for f in self.evaluate(_at_rates(rate, connection))]
+            clean = self.evaluate([Model(rate * factor, connection) for factor in self._rate_factors(start)])
+            tries = [self._descend(f, self._first_guesses, 1) for f in clean]
             seen += self._explain(_best([fit for part in tries for fit in part]))
         if self._poor(_best(seen)):
             # Perhaps the transport shares out its connections in the other way; a quiet network can't tell.
             other = "edge" if _best(seen).model.connection == "pair" else "pair"
             seen += self._explain(self.evaluate([Model(_best(seen).model.rate, other)])[0])
         return self._belief(seen)
+
+    def _rate_factors(self, fit: Fit) -> list[float]:
+        """Slower by a part, or as fast as the fastest flows say."""
+        fast = np.percentile(fit.residual[self.usable], [10, 25])
+        return [*_RATES, *(float(np.exp(-shift)) for shift in fast)]
+
+    def _first_guesses(self, fit: Fit) -> list[Model]:
+        return self._side_guesses(fit) + self._group_guesses(fit)
 
     def _poor(self, fit: Fit) -> bool:
         return fit.loss > 0.6 * self.params.misfit or fit.model.items > 3
@@ -188,7 +197,7 @@ class Fitter:
     def _side_guesses(self, fit: Fit) -> list[Model]:
         """Strangers, or a lower rate, at the sides whose flows are slowest against the model; less at those assumed."""
         found = [(float(np.median(fit.residual[e])), key) for key, e in self.edges.items() if e.any()]
-        worst = [key for residual, key in sorted(found, reverse=True)[:3] if residual > 0.04]
+        worst = [key for residual, key in sorted(found, reverse=True)[:2] if residual > 0.04]
         known = [side.key for side in fit.model.sides]
         models: list[Model] = []
         for key in dict.fromkeys([*worst, *known]):
@@ -212,8 +221,8 @@ class Fitter:
         more = float(np.median(fit.model.rate * took * (1 - 1 / ratio) / size))
         slower = float(np.exp(-np.median(fit.residual[edges])))
         p = side.strangers
-        counts = {max(0.0, p + more * f) for f in (0.4, 0.7, 1.0, 1.5)} | {p / 2, p * 0.85, p * 1.15, 0.0}
-        factors = {min(1.0, side.factor * slower * f) for f in (1.0, 0.85)} | ({1.0} if side.factor < 1 else set())
+        counts = {max(0.0, p + more * f) for f in (0.6, 1.0, 1.5)} | ({0.0, p * 0.85} if p else set())
+        factors = {min(1.0, side.factor * slower)} | ({1.0} if side.factor < 1 else set())
         out = [Side(*key, strangers=c, seen=self.epoch) for c in sorted(counts) if c <= 64]
         return out + [Side(*key, factor=f, seen=self.epoch) for f in sorted(factors) if f > 0.02]
 
@@ -238,39 +247,36 @@ class Fitter:
     def _group_guesses(self, fit: Fit) -> list[Model]:
         """Groups of ranks whose flows among themselves are fast, where all slow flows run between groups."""
         base = dataclasses.replace(fit.model, pairs=(), groups=None)
-        labels = [fit.model.groups.labels] if fit.model.groups else []
         clean = self.evaluate([base])[0] if fit.model.pairs or fit.model.groups else fit
-        found = self._labels(clean, fit.model)
-        labels += [found] if found and found not in labels else []
-        groups = [Groups(own, base.rate * u, self.epoch) for own in labels for u in _UPLINKS]
+        apart, together = self._evidence(clean, fit.model)
+        slow = self.usable & (clean.residual > _SLOW)
+        size, took = self.batch.pattern.plan.size[slow], self.measured[slow]
+        rate = float(np.median(size / took)) if slow.any() else base.rate
+        old = [fit.model.groups.uplink * f for f in (0.85, 1.0, 1.2)] if fit.model.groups else []
+        uplinks = [*(rate * u for u in _UPLINKS), *old]
+        groups = [
+            Groups(labels, uplink, self.epoch, apart, together)
+            for labels in _groupings(len(self.host_of), apart, together)
+            for uplink in uplinks
+        ]
         models = [dataclasses.replace(base, groups=g) for g in groups]
         return [*models, base] if fit.model.groups else models
 
-    def _labels(self, clean: Fit, model: Model) -> tuple[int, ...] | None:
-        flows, n = self.batch.pattern.plan, len(self.host_of)
-        parent = list(range(n))
-
-        def find(r: int) -> int:
-            while parent[r] != r:
-                r = parent[r]
-            return r
-
+    def _evidence(self, clean: Fit, model: Model) -> tuple[frozenset[tuple[int, int]], frozenset[tuple[int, int]]]:
+        """Pairs slow and pairs fast in this batch, and before it where this one says nothing."""
+        flows = self.batch.pattern.plan
         pairs: dict[tuple[int, int], list[float]] = {}
         for edge in np.flatnonzero(self.usable).tolist():
-            pairs.setdefault((int(flows.src[edge]), int(flows.dst[edge])), []).append(float(clean.residual[edge]))
+            pair = (int(flows.src[edge]), int(flows.dst[edge]))
+            pairs.setdefault(pair, []).append(float(clean.residual[edge]))
         typical = {pair: float(np.median(values)) for pair, values in pairs.items()}
-        slow = {pair for pair, value in typical.items() if value > _SLOW} | {(p.src, p.dst) for p in model.pairs}
-        joined = [pair for pair, value in typical.items() if value < _FAST]
-        if model.groups is not None:
-            known = model.groups.labels
-            joined += [(a, b) for a in range(n) for b in range(a) if known[a] == known[b] and (a, b) not in slow]
-        for a, b in joined:
-            parent[find(a)] = find(b)
-        roots = [find(r) for r in range(n)]
-        names = {root: i for i, root in enumerate(dict.fromkeys(roots))}
-        if len(slow) < 2 or len(names) < 2 or any(roots[a] == roots[b] for a, b in slow):
-            return None
-        return tuple(names[root] for root in roots)
+        slow = {pair for pair, value in typical.items() if value > _SLOW}
+        fast = {pair for pair, value in typical.items() if value < _FAST}
+        before = model.groups
+        if before is not None:
+            slow |= {pair for pair in before.apart if pair not in typical}
+            fast |= {pair for pair in before.together if pair not in typical}
+        return frozenset(slow), frozenset(fast)
 
     def _dated(self, fit: Fit) -> Fit:
         """What this batch's flows could show bears its epoch; the rest keeps its own."""
@@ -290,12 +296,42 @@ def _best(fits: Sequence[Fit]) -> Fit:
     return min(fits, key=lambda f: f.score)
 
 
-def _at_rates(rate: float, connection: Connection) -> list[Model]:
-    return [Model(rate * factor, connection) for factor in _RATES]
+def _groupings(
+    n: int, apart: frozenset[tuple[int, int]], together: frozenset[tuple[int, int]]
+) -> list[tuple[int, ...]]:
+    """Labels by rank: only what is known to be fast put together; and all put together that isn't known to be apart."""
+    parent = list(range(n))
+
+    def find(r: int) -> int:
+        while parent[r] != r:
+            r = parent[r]
+        return r
+
+    for a, b in sorted(together):
+        parent[find(a)] = find(b)
+    roots = [find(r) for r in range(n)]
+    conflicts: dict[int, set[int]] = {root: set() for root in roots}
+    for a, b in apart:
+        conflicts[roots[a]].add(roots[b])
+        conflicts[roots[b]].add(roots[a])
+    if len(apart) < 2 or any(root in others for root, others in conflicts.items()):
+        return []
+    colour: dict[int, int] = {}
+    for root in sorted(conflicts, key=lambda r: (-roots.count(r), r)):
+        # The largest groups choose first, the others avoid whom they conflict with.
+        taken = {colour[other] for other in conflicts[root] if other in colour}
+        colour[root] = next(c for c in range(n) if c not in taken)
+    fine, coarse = tuple(roots), tuple(colour[root] for root in roots)
+    return [_dense(labels) for labels in dict.fromkeys([coarse, fine]) if len(set(labels)) > 1]
+
+
+def _dense(labels: tuple[int, ...]) -> tuple[int, ...]:
+    names = {label: i for i, label in enumerate(dict.fromkeys(labels))}
+    return tuple(names[label] for label in labels)
 
 
 def _middle(fct: Floats) -> Floats:
-    """Mean of each edge's times without the longest and the shortest: one odd epoch says nothing, a third of them does."""
+    """Mean of each edge's times without longest and shortest: a third of the epochs counts, an odd one doesn't."""
     if len(fct) < 4:
         return np.nan_to_num(np.array([np.nanmean(c) if np.isfinite(c).any() else 0.0 for c in fct.T]))
     ordered = np.sort(fct, axis=0)[1:-1]  # NaN sorts last, so an edge that lacks a record keeps its longest

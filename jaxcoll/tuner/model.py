@@ -47,11 +47,16 @@ class SlowPair:
 
 @dataclasses.dataclass(frozen=True)
 class Groups:
-    """Ranks in groups (label by rank); what leaves or enters a group shares a link of `uplink` bytes/s each way."""
+    """Ranks in groups (label by rank); what leaves or enters a group shares a link of `uplink` bytes/s each way.
+
+    `apart` and `together` are the pairs of ranks seen to be slow and fast: the evidence, kept over changes of table.
+    """
 
     labels: tuple[int, ...]
     uplink: float
     seen: int = 0
+    apart: frozenset[tuple[int, int]] = frozenset()
+    together: frozenset[tuple[int, int]] = frozenset()
 
     def members(self) -> list[list[int]]:
         """Ranks of each group."""
@@ -74,9 +79,11 @@ class Model:
         return not (self.sides or self.pairs or self.groups)
 
     @property
-    def items(self) -> int:
+    def items(self) -> float:
         """How much the model assumes: what a simpler one must be worse by to lose."""
-        return len(self.sides) + len(self.pairs) + (1 if self.groups else 0)
+        # Of two groupings that explain alike, the one with fewer groups is the likelier.
+        groups = 1 + 0.1 * len(set(self.groups.labels)) if self.groups else 0
+        return len(self.sides) + len(self.pairs) + groups
 
     @property
     def shape(self) -> tuple[object, ...]:
