@@ -73,6 +73,7 @@ def _network_options(parser: argparse.ArgumentParser) -> None:
     add("--spine", type=_rate, help="rate of the link between racks (twice --link), or of a leaf to a spine (--link)")
     add("--width", type=_from_one, default=4, help="number of spines (4)")
     add("--fair", choices=("peer", "none"), default="peer", help="peer: equal shares a peer; none: connections compete")
+    add("--congestion", default="cubic", help="TCP's congestion control in the data network (cubic)")
     add("--name", help="name of this testbed, part of its namespaces' names (made from the process id)")
 
 
@@ -166,7 +167,7 @@ def _obey(bed: Testbed, words: Sequence[str], running: list[Any]) -> None:
 
 
 def _up(args: argparse.Namespace) -> int:
-    with Testbed(_layout(args, args.outsiders), args.name) as bed:
+    with Testbed(_layout(args, args.outsiders), args.name, congestion=args.congestion) as bed:
         _show(bed)
         if access.in_user_namespace():
             print(f"From another terminal: nsenter -t {_own_pid()} -U -n -m --preserve-credentials COMMAND")
@@ -201,7 +202,7 @@ def _run(args: argparse.Namespace) -> int:
     bench.check_victim(args.victim, args.hosts)
     outsiders = bench.outsiders_needed(args.topology, args.p)
     command = [sys.executable, args.program, *args.arguments]
-    with Testbed(_layout(args, outsiders), args.name) as bed:
+    with Testbed(_layout(args, outsiders), args.name, congestion=args.congestion) as bed:
         hosts = ranks.slots(bed.layout.hosts, args.ranks_per_host)
         with bed.start_flows(_flows(args, bed)), ranks.HostRanks(bed, command, hosts, output=args.output) as running:
             done = running.wait(args.timeout)
@@ -243,7 +244,7 @@ def _bench(args: argparse.Namespace) -> int:
     bench.check(plan, args.hosts)
     say = _progress()
     outsiders = bench.outsiders_needed(args.topology, max(plan.flows))
-    with Testbed(_layout(args, outsiders), args.name) as bed:
+    with Testbed(_layout(args, outsiders), args.name, congestion=args.congestion) as bed:
         print(f"# psum of {config.format_size(plan.size)}B float32, {args.hosts} hosts, {args.topology}, ", end="")
         print(f"links of {layout.format_rate(args.link)}, schedule {args.schedule}\n{result.HEAD}", flush=True)
         rows, totals = bench.measure(bed, plan, say, lambda row: print(row, flush=True))

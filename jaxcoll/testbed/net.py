@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import subprocess
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from jaxcoll.bench.control import ENV as CONTROL_ENV
 from jaxcoll.errors import UsageError
 from jaxcoll.testbed import access, iproute, state
 from jaxcoll.testbed.flows import Flow, Running
-from jaxcoll.testbed.layout import MTU, End, Layout, Link, check_rate
+from jaxcoll.testbed.layout import DATA, MTU, End, Layout, Link, check_rate
 
 Direction = Literal["up", "down", "both"]
 
@@ -60,12 +61,16 @@ class Testbed:
     run: its name, part of the namespaces' names (`jxc-<run>-h0`); None: made from this process's id. What a killed
     process has left is removed when the next testbed starts, or by `clean`. Start it, and what runs in it, from a
     thread that outlives both. Raises Unavailable where the system doesn't allow it.
+    congestion: TCP's congestion control of everything in the data network, whatever a program asks for before it
+    connects; None: the kernel's default. That is often bbr, which takes a shaped link's bursts for 10 Gbit/s, its drops
+    for a policer, and then sends at 1-5 Mbit/s for seconds (epochs of 0.5 s took 4 to 26 s, one in forty).
     """
 
     __test__ = False  # no test class, whatever its name
 
-    def __init__(self, layout: Layout, run: str | None = None):
+    def __init__(self, layout: Layout, run: str | None = None, *, congestion: str | None = "cubic"):
         access.require()
+        self._congestion = congestion
         self.layout = layout
         self.run = run or f"{os.getpid():x}"
         self.rates = {(link.name, way): link.rate for link in layout.links if link.rate for way in ("up", "down")}
@@ -113,10 +118,16 @@ class Testbed:
                     place = f"addr add {end.address} dev" if end.address else "link set master br0 dev"
                     lines += [f"{place} {end.interface}", f"link set {end.interface} up"]
                     shaping += shaping_lines(end, link.rate) if link.rate else []
+        control = f" congctl {self._congestion}" if self._congestion and node in layout.addresses else ""
+        if control:
+            network = ipaddress.ip_interface(layout.link(node).a.address or "").network
+            source = f"proto kernel scope link src {layout.addresses[node]}"
+            lines.append(f"route replace {network} dev {DATA} {source}{control}")
         for route in layout.routes:
             if route.node == node:
-                hops = " ".join(f"nexthop via {gateway}" for gateway in route.gateways)
-                lines.append(f"route add {route.prefix} {hops}")
+                ways = " ".join(f"nexthop via {gateway}" for gateway in route.gateways)
+                ways = f"via {route.gateways[0]}" if len(route.gateways) == 1 else ways
+                lines.append(f"route add {route.prefix} {ways}{control}")
         iproute.run("ip", "-n", self.namespace(node), lines=lines)
         if shaping:
             iproute.run("tc", "-n", self.namespace(node), lines=shaping)

@@ -56,17 +56,19 @@ def _connect(address: str, port: int, congestion: str) -> socket.socket:
     deadline = time.monotonic() + _CONNECT_SECONDS
     while True:
         connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        # The kernel's default may be bbr, whose share of a queue is anybody's guess.
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion.encode())
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
         try:
             connection.connect((address, port))
-            return connection
         except OSError:
             connection.close()
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.05)
+            continue
+        # The kernel's default may be bbr, whose share of a queue is anybody's guess. After connecting: the route to the
+        # peer may name another control, and it has the last word until then.
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion.encode())
+        return connection
 
 
 def _pump(connection: socket.socket, burst: tuple[float, float] | None) -> None:

@@ -145,6 +145,23 @@ def test_the_control_network_is_not_slow():
         server.stderr.close()
 
 
+@pytest.mark.parametrize("layout", [star(2), spines(2)], ids=lambda layout: layout.name)
+def test_the_data_network_has_one_congestion_control(layout):
+    script = (
+        "import socket, sys, time\nfor _ in range(200):\n try: s = socket.create_connection((sys.argv[1], 9)); break\n"
+    )
+    script += " except OSError: time.sleep(0.05)\n"
+    script += "print(s.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16), file=sys.stderr); s.recv(1)"
+    serve = "import socket, sys\nc = socket.create_server((sys.argv[1], 9)).accept()[0]\n"
+    serve += "print(c.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16), file=sys.stderr)"
+    for control in ("reno", "cubic"):
+        with Testbed(layout, congestion=control) as bed:
+            ends = [bed.spawn(host, [sys.executable, "-c", code, bed.layout.station("h1")])
+                    for host, code in (("h1", serve), ("h0", script))]  # fmt: skip
+            said = [end.communicate(timeout=60)[1].decode() for end in ends]
+        assert all(control in words for words in said), said
+
+
 def test_a_testbed_leaves_nothing():
     with Testbed(star(2, 1), "tnothing") as bed:
         sleeper = bed.spawn("h0", [sys.executable, "-c", "import time; time.sleep(600)"])
