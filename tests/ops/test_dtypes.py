@@ -88,6 +88,17 @@ def test_scaling_factors_move() -> None:
     assert helpers.on_ranks(mesh, lambda t: jaxcoll.pmax(t, "a"), x).astype(float).tolist() == [8] * 4
 
 
+def test_four_bits_of_float() -> None:
+    """float4 moves in float8, which holds it exactly, and is summed in float32: 0.5 + 1.5 + 1 + 3 = 6."""
+    mesh = cases.mesh_of(a=4)
+    x = jnp.asarray([[0.5, -6], [1.5, 0.5], [1, 0.5], [3, 0.5]], jnp.float4_e2m1fn)
+    for f, wanted in ((jaxcoll.psum, [6, -4]), (jaxcoll.pmax, [3, 0.5]), (jaxcoll.pmin, [0.5, -6])):
+        got = helpers.on_ranks(mesh, lambda t, f=f: f(t, "a").astype(jnp.float32), x)
+        assert got.tolist() == [wanted] * 4
+    gathered = helpers.on_ranks(mesh, lambda t: jaxcoll.all_gather(t, "a").astype(jnp.float32), x)
+    assert gathered[1].tolist() == x.astype(jnp.float32).tolist()
+
+
 @pytest.mark.parametrize("dtype", [*FLOATS, "float8_e4m3fn", "float8_e5m2"])
 @pytest.mark.parametrize("ranks", [2, 3, 8])
 def test_sums_of_real_numbers(dtype: str, ranks: int) -> None:

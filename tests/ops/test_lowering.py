@@ -57,6 +57,8 @@ def test_carriers() -> None:
     assert carrier(jnp.dtype("uint2"), "none") == jnp.uint8
     assert carrier(jnp.dtype("float8_e8m0fnu"), "none") == jnp.float8_e8m0fnu
     assert carrier(jnp.dtype("float8_e8m0fnu"), "sum") == jnp.float32
+    assert carrier(jnp.dtype("float4_e2m1fn"), "sum") == jnp.float32
+    assert carrier(jnp.dtype("float4_e2m1fn"), "max") == jnp.float8_e4m3fn
     assert carrier(jnp.dtype("complex64"), "max") is None
     assert carrier(jnp.dtype("bool"), "sum") is None
 
