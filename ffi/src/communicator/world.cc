@@ -270,7 +270,7 @@ bool World::Execute(Call call, Status* status, Completion done) {
                                        "process that leads the swaps is gone, or this one is leaving",
                                        static_cast<unsigned>(request->key.site & 0xffffffffu), request->rank,
                                        request->group->name.c_str(), static_cast<double>(options_.timeout_ns) * 1e-9)));
-    if (engine_->Start(std::move(*request), false, &s, done)) engine_->Complete(done, s);
+    if (engine_->Start(std::move(*request), false, &s, done)) engine_->Complete({{done, s}});
   };
   std::shared_ptr<const Plan> plan = set->Resolve(call.site, {call.launch, request->key.index}, rank, wide, later);
   if (plan == nullptr) return false;

@@ -5,17 +5,19 @@
 
 namespace jaxcoll {
 
-void Completers::Run(std::function<void()> completion) {
+void Completers::Run(std::vector<std::function<void()>> completions) {
   State& s = *state_;
   std::unique_lock<std::mutex> lock(s.mu);
-  s.queue.push_back(std::move(completion));
-  if (s.queue.size() <= s.idle) {
+  for (auto& c : completions) s.queue.push_back(std::move(c));
+  size_t fresh = s.queue.size() > s.idle ? s.queue.size() - s.idle : 0;
+  s.threads += fresh;
+  // One system call for all of them: the operations of a process's ranks end together.
+  if (completions.size() > 1)
+    s.work.notify_all();
+  else
     s.work.notify_one();
-    return;
-  }
-  ++s.threads;
   lock.unlock();
-  std::thread([state = state_] { Loop(state); }).detach();
+  for (size_t i = 0; i < fresh; ++i) std::thread([state = state_] { Loop(state); }).detach();
 }
 
 void Completers::Loop(const std::shared_ptr<State>& state) {

@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <vector>
 
 namespace jaxcoll {
 
@@ -17,7 +18,7 @@ class Completers {
   Completers() : state_(std::make_shared<State>()) {}
   ~Completers() { Stop(); }
 
-  void Run(std::function<void()> completion);
+  void Run(std::vector<std::function<void()>> completions);
   // Idle threads end. One that is still inside of somebody's program is given a second, then left behind with the state it needs.
   void Stop();
 

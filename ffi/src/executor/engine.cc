@@ -65,9 +65,6 @@ bool Engine::Start(OpRequest request, bool drive, Status* status, Completion don
   };
   if (stopping_) return refuse("jaxcoll has been shut down in this process");
   if (auto it = aborted_.find(request.key); it != aborted_.end()) return refuse(it->second);
-  for (int r = 0; r < request.group->size(); ++r)
-    if (auto p = static_cast<size_t>(request.group->process[static_cast<size_t>(r)]); !lost_[p].empty())
-      return refuse(Format("rank %d of %s is lost: %s", r, request.group->name.c_str(), lost_[p].c_str()));
   FullKey key{request.key, request.rank};
   if (open_.count(key) != 0) return refuse("the same execution of a call began twice on one rank");
 
@@ -75,10 +72,16 @@ bool Engine::Start(OpRequest request, bool drive, Status* status, Completion don
   Execution* e = owned.get();
   std::shared_ptr<Execution::Caller> caller = e->caller;
   open_.emplace(key, std::move(owned));
+  std::unique_ptr<Gang>& gang = gangs_[key.op];
+  if (gang == nullptr) gang = std::make_unique<Gang>();
+  gang->members.resize(static_cast<size_t>(e->request.group->size()));
+  gang->members[static_cast<size_t>(key.rank)] = e;
+  ++gang->open;
+  e->gang = gang.get();
   if (drive)
     for (Pollable* p : pollables_) p->Polling(+1);
   SetBusy();
-  e->Start();
+  if (CollectLocal(e)) e->Start();
   if (e->over() && open_.count(key) != 0) Retire(e);  // nothing to do at all
   if (auto it = early_.find(key); it != early_.end()) {
     std::vector<Early> early = std::move(it->second);
@@ -88,6 +91,7 @@ bool Engine::Start(OpRequest request, bool drive, Status* status, Completion don
       Dispatch(m.link, m.header, m.payload.data());
     }
   }
+  if (any_lost_) FailIfLost(key.op, key.rank);
   RunTasks(lock);
   FlushFinished(lock);
   if (drive) {
@@ -196,15 +200,19 @@ void Engine::FlushFinished(std::unique_lock<std::mutex>& lock) {
   graveyard_.clear();
   lock.unlock();
   dead.clear();
-  for (Finished& f : finished) Complete(std::move(f.done), std::move(f.status));
+  Complete(std::move(finished));
   lock.lock();
 }
 
-void Engine::Complete(Completion done, Status status) {
-  if (options_.threads)
-    completers_.Run([done = std::move(done), status = std::move(status)] { done(status); });
-  else
-    done(status);
+void Engine::Complete(std::vector<Finished> finished) {
+  if (finished.empty()) return;
+  if (!options_.threads) {
+    for (Finished& f : finished) f.done(f.status);
+    return;
+  }
+  std::vector<std::function<void()>> completions;
+  for (Finished& f : finished) completions.push_back([done = std::move(f.done), status = std::move(f.status)] { done(status); });
+  completers_.Run(std::move(completions));
 }
 
 void Engine::HelperLoop() {
@@ -217,8 +225,29 @@ void Engine::HelperLoop() {
 }
 
 Execution* Engine::Find(const OpKey& key, int rank) {
-  auto it = open_.find(FullKey{key, rank});
-  return it == open_.end() ? nullptr : it->second.get();
+  auto it = gangs_.find(key);
+  return it == gangs_.end() || static_cast<size_t>(rank) >= it->second->members.size() ? nullptr
+                                                                                      : it->second->members[static_cast<size_t>(rank)];
+}
+
+bool Engine::CollectLocal(Execution* e) {
+  for (Execution* peer : e->gang->members) {
+    if (peer == nullptr || peer == e) continue;
+    if (peer->signature() != e->signature()) {
+      FailKey(e->request.key, Disagreement(*e, peer->request.rank, peer->signature()), e);
+      return false;
+    }
+    for (const Incoming& in : e->request.plan->incoming)
+      if (in.peer == peer->request.rank)
+        for (uint32_t lane = 0; lane < e->lanes(); ++lane) peer->OfferLocal(lane, in.transfer, e);
+  }
+  return true;
+}
+
+std::string Engine::Disagreement(const Execution& e, int rank, uint64_t signature) const {
+  return Format("the ranks disagree: %s, but rank %d calls %s%s", e.Describe().c_str(), rank,
+                Execution::DescribeSignature(signature).c_str(),
+                (signature >> 8) == (e.signature() >> 8) ? " with another schedule or table" : "");
 }
 
 void Engine::SetBusy() {
@@ -237,17 +266,6 @@ void Engine::SetRecordSink(std::function<void()> wake, size_t threshold) {
   std::lock_guard<std::mutex> lock(mu_);
   record_wake_ = std::move(wake);
   record_threshold_ = threshold;
-}
-
-void Engine::SendTo(const Execution& from, int to_rank, Header header, const Span* payload, size_t spans) {
-  int process = from.request.group->process[static_cast<size_t>(to_rank)];
-  if (process != my_process_) {
-    links_[static_cast<size_t>(process)]->Send(header, payload, spans);
-    return;
-  }
-  // A local offer: `payload` is an array of RemoteSpan.
-  header.payload = static_cast<uint32_t>(spans * sizeof(RemoteSpan));
-  Dispatch(nullptr, header, payload);
 }
 
 void Engine::OnMessage(Link* link, const Header& header, const void* payload) {
@@ -270,14 +288,12 @@ void Engine::Dispatch(Link* link, const Header& h, const void* payload) {
   if (e->failed || h.src >= e->request.group->size() || (link != nullptr && e->request.group->process[h.src] != link->process()))
     return Drop(link, h, payload);
   if (h.signature != e->signature()) {
-    FailKey(h.key, Format("the ranks disagree: %s, but rank %u calls %s%s", e->Describe().c_str(), h.src,
-                          Execution::DescribeSignature(h.signature).c_str(),
-                          (h.signature >> 8) == (e->signature() >> 8) ? " with another schedule or table" : ""), e);
+    FailKey(h.key, Disagreement(*e, h.src, h.signature), e);
     return Drop(link, h, payload);
   }
   switch (h.type) {
     case MessageType::kOffer:
-      e->OnOffer(link, h, static_cast<const RemoteSpan*>(payload), h.payload / sizeof(RemoteSpan), link == nullptr ? Find(h.key, h.src) : nullptr);
+      e->OnOffer(link, h, static_cast<const RemoteSpan*>(payload), h.payload / sizeof(RemoteSpan), nullptr);
       break;
     case MessageType::kPosted:
       if (h.payload == sizeof(RemoteSpan)) e->OnPosted(link, h, *static_cast<const RemoteSpan*>(payload));
@@ -401,6 +417,9 @@ void Engine::Retire(Execution* e) {
   } else {
     finished_.push_back({std::move(e->done), status});
   }
+  auto gang = gangs_.find(e->request.key);
+  gang->second->members[static_cast<size_t>(e->request.rank)] = nullptr;
+  if (--gang->second->open == 0) gangs_.erase(gang);
   graveyard_.push_back(std::move(it->second));
   open_.erase(it);
   SetBusy();

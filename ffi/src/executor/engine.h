@@ -57,8 +57,12 @@ class Engine : public LinkSink {
   // Deadlines, late ranks, disagreements. Called by the watch thread; by tests without threads.
   void Tick();
 
-  // Runs a completion on a thread of its own (in place where the engine has no threads).
-  void Complete(Completion done, Status status);
+  struct Finished {
+    Completion done;
+    Status status;
+  };
+  // Runs completions on threads of their own (in place where the engine has no threads).
+  void Complete(std::vector<Finished> finished);
 
   size_t open_operations();
   RecordBuffer& records() { return records_; }
@@ -97,18 +101,18 @@ class Engine : public LinkSink {
     Execution* execution;
     uint32_t lane, node;
   };
-  struct Finished {
-    Completion done;
-    Status status;
-  };
 
   void RunTasks(std::unique_lock<std::mutex>& lock);
   void Dispatch(Link* link, const Header& header, const void* payload);  // under mu_
   void Drop(Link* link, const Header& header, const void* payload);      // gives back what an unwanted message holds
   void KeepEarly(Link* link, const Header& header, const void* payload);
-  void SendTo(const Execution& from, int to_rank, Header header, const Span* payload, size_t spans);
+  // A rank that begins takes what local ranks have ready for it. False: they call something else; the operation has failed.
+  bool CollectLocal(Execution* e);
+  std::string Disagreement(const Execution& e, int rank, uint64_t signature) const;
   // Fails every open operation that waits for this process, and every later one with it.
   void ProcessLost(int process, const std::string& why);  // under mu_
+  // An operation begins after a loss: it fails unless the lost process has served it before.
+  void FailIfLost(const OpKey& key, int rank);
   void Drive(const OpKey& key, int rank, const std::atomic<bool>& over);
   // Fails the operation on every local rank, and on the peers if `tell` (whose group then says who they are).
   void FailKey(const OpKey& key, const std::string& why, const Execution* tell);
@@ -130,6 +134,7 @@ class Engine : public LinkSink {
   const std::vector<Link*> links_;
   std::vector<Pollable*> pollables_;
   std::vector<std::string> lost_;  // [process] why it is gone, empty while it lives
+  bool any_lost_ = false;
   struct Closing {
     int64_t since_ns = 0;
     std::string why;
@@ -138,6 +143,7 @@ class Engine : public LinkSink {
 
   std::mutex mu_;
   std::unordered_map<FullKey, std::unique_ptr<Execution>, Hash> open_;
+  std::unordered_map<OpKey, std::unique_ptr<Gang>, Hash> gangs_;
   std::unordered_map<FullKey, std::vector<Early>, Hash> early_;
   size_t early_bytes_ = 0;
   std::unordered_map<OpKey, std::string, Hash> aborted_;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "executor/engine.h"
 
@@ -12,7 +13,7 @@ namespace {
 
 constexpr int64_t kBounceElements = 16 << 10;  // of a remote source per pass: the bounce buffers of a fan-in stay in the L2 cache
 constexpr uint32_t kMaxLanes = 4096;
-constexpr size_t kLargeResult = size_t{1} << 20;
+constexpr size_t kLargeResult = size_t{3} << 20;
 constexpr size_t kLargePagesFrom = size_t{4} << 20;
 constexpr uintptr_t kPage = 4096;
 constexpr size_t kAroundFrom = size_t{32} << 10;
@@ -187,15 +188,13 @@ void Execution::IssueSend(uint32_t lane, uint32_t id) {
   Range r = LaneOf(node.chunk, lane);
   size_t bytes = static_cast<size_t>(r.size()) * WireSize(node.wide);
   if (bytes == 0) return SendDone(lane, id);
-  std::vector<Span> spans = SlotSpans(node.src, node.chunk, r);
   if (Local(node.peer)) {
     o.offered = true;
-    std::vector<RemoteSpan> remote;
-    for (const Span& s : spans) remote.push_back({reinterpret_cast<uint64_t>(s.data), s.size});
-    engine_->SendTo(*this, node.peer, MakeHeader(MessageType::kOffer, node.peer, lane, node.transfer),
-                    reinterpret_cast<const Span*>(remote.data()), remote.size());
+    // A rank that has not begun yet will look for itself when it does.
+    if (Execution* peer = gang->members[node.peer]; peer != nullptr && !peer->failed) OfferLocal(lane, node.transfer, peer);
     return;
   }
+  std::vector<Span> spans = SlotSpans(node.src, node.chunk, r);
   Link* link = LinkTo(node.peer);
   if (Post(link, lane, node, spans, bytes)) return SendDone(lane, id);
   if (bytes <= link->eager_limit()) {
@@ -211,6 +210,28 @@ void Execution::IssueSend(uint32_t lane, uint32_t id) {
     return;
   }
   if (o.peer_ready) Stream(lane, id);
+}
+
+void Execution::OfferLocal(uint32_t lane, uint32_t transfer, Execution* to) {
+  int32_t id = plan_.send_of_transfer[transfer];
+  if (id < 0 || plan_.nodes[static_cast<size_t>(id)].peer != to->request.rank) return;
+  const Node& node = plan_.nodes[static_cast<size_t>(id)];
+  const OutState& o = out(lane, static_cast<uint32_t>(id));
+  if (!o.data_ready || o.done) return;
+  Range r = LaneOf(node.chunk, lane);
+  Header h;
+  h.src = static_cast<uint16_t>(request.rank);
+  h.lane = static_cast<uint16_t>(lane);
+  h.transfer = transfer;
+  int64_t pieces = r.size();
+  uint8_t* data = Locate(node.src, node.chunk, r.begin, &pieces);
+  if (pieces == r.size()) {
+    RemoteSpan one{reinterpret_cast<uint64_t>(data), static_cast<size_t>(r.size()) * WireSize(node.wide)};
+    return to->OnOffer(nullptr, h, &one, 1, this);
+  }
+  std::vector<RemoteSpan> remote;
+  for (const Span& s : SlotSpans(node.src, node.chunk, r)) remote.push_back({reinterpret_cast<uint64_t>(s.data), s.size});
+  to->OnOffer(nullptr, h, remote.data(), remote.size(), this);
 }
 
 bool Execution::Post(Link* link, uint32_t lane, const Node& node, const std::vector<Span>& spans, size_t bytes) {
@@ -407,10 +428,12 @@ void Execution::NodeRan(uint32_t lane, uint32_t id) {
         s.state = In::kInPlace;
         continue;
       }
-      Header ack = MakeHeader(MessageType::kAck, plan_.incoming[k].peer, lane, plan_.incoming[k].transfer);
       s.state = In::kInPlace;
-      s.local_sender = nullptr;
-      engine_->SendTo(*this, plan_.incoming[k].peer, ack, nullptr, 0);
+      uint32_t transfer = plan_.incoming[k].transfer;
+      if (Execution* sender = std::exchange(s.local_sender, nullptr))
+        sender->SendDone(lane, static_cast<uint32_t>(sender->plan_.send_of_transfer[transfer]));
+      else
+        s.link->Send(MakeHeader(MessageType::kAck, plan_.incoming[k].peer, lane, transfer), nullptr, 0);
     }
   }
   NodeDone(lane, id);

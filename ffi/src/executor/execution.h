@@ -41,6 +41,14 @@ struct OpRequest {
 
 using Completion = std::function<void(const Status&)>;
 
+class Execution;
+
+// The local ranks' executions of one operation, by rank; null where none is open.
+struct Gang {
+  std::vector<Execution*> members;
+  int open = 0;
+};
+
 class Execution {
  public:
   Execution(Engine* engine, OpRequest request, Completion done);
@@ -49,6 +57,9 @@ class Execution {
   void Start();
   // Messages for this operation.
   void OnOffer(Link* link, const Header& h, const RemoteSpan* spans, size_t count, Execution* local_sender);
+  // A send to local rank `to`, which has begun just now, if its data are ready.
+  void OfferLocal(uint32_t lane, uint32_t transfer, Execution* to);
+  uint32_t lanes() const { return lanes_; }
   void OnPosted(Link* link, const Header& h, const RemoteSpan& block);
   void OnEager(Link* link, const Header& h, const void* payload);
   void OnReady(Link* link, const Header& h);
@@ -79,6 +90,7 @@ class Execution {
   void AddRecords(RecordBuffer* records, size_t* held) const;
 
   OpRequest request;
+  Gang* gang = nullptr;
   Completion done;
   int64_t started_ns;
   int64_t told_ns = 0;    // when the peers were last told whom we wait for

@@ -145,6 +145,7 @@ void Engine::ProcessLost(int process, const std::string& why) {
   std::string& lost = lost_[static_cast<size_t>(process)];
   if (!lost.empty()) return;
   lost = why;
+  any_lost_ = true;
   std::vector<std::pair<OpKey, std::string>> failing;
   for (auto& [key, e] : open_) {
     // A process that left in order has served all its operations: these may end without it. Who is not served tells the others.
@@ -160,6 +161,16 @@ void Engine::ProcessLost(int process, const std::string& why) {
     for (auto& [k, e] : open_)
       if (k.op == key) teller = e.get();
     if (teller != nullptr) FailKey(key, text, teller);
+  }
+}
+
+void Engine::FailIfLost(const OpKey& key, int rank) {
+  Execution* e = Find(key, rank);
+  for (size_t r = 0; e != nullptr && !e->failed && r < e->request.group->process.size(); ++r) {
+    int process = e->request.group->process[r];
+    const std::string& why = lost_[static_cast<size_t>(process)];
+    std::string needs = why.empty() ? "" : e->Needs(process);
+    if (!needs.empty()) FailKey(key, Format("rank %zu is lost (%s), so there is no %s: %s", r, why.c_str(), e->Describe().c_str(), needs.c_str()), e);
   }
 }
 
