@@ -24,11 +24,14 @@ if TYPE_CHECKING:
     from jaxcoll.routing import disable as disable
     from jaxcoll.routing import enable as enable
     from jaxcoll.routing import is_enabled as is_enabled
+    from jaxcoll.runtime.status import status as status
+    from jaxcoll.runtime.status import tune as tune
 
 _OPS = ("psum", "pmean", "pmax", "pmin", "all_gather", "psum_scatter", "all_to_all", "ppermute", "pbroadcast")
 _HOME = {
     **{name: "jaxcoll.ops" for name in _OPS},
     **{name: "jaxcoll.routing" for name in ("enable", "disable", "is_enabled")},
+    **{name: "jaxcoll.runtime.status" for name in ("tune", "status")},
     "explain": "jaxcoll.runtime",
 }
 

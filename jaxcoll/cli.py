@@ -32,9 +32,9 @@ COMMANDS = (
     Command("explain", "jaxcoll.runtime.explain", "Say which schedule would be chosen, and why.", "explain psum 4M"),
     Command("verify", "jaxcoll.schedule.verify_cli", "Verify a schedule file.", "verify schedule.xml"),
     Command("synth", "jaxcoll.synth.cli", "Make a schedule for a given topology.", "synth --help"),
-    Command("replay", "jaxcoll.tuner.replay", "Replay the tuner's decisions from a log.", "replay log.jsonl"),
-    Command("top", "jaxcoll.telemetry.top", "Watch the edges of a running program.", "top"),
-    Command("report", "jaxcoll.telemetry.report", "Sum up recorded telemetry.", "report records.jxt"),
+    Command("replay", "jaxcoll.replay", "Take the tuner's decisions of a run again.", "replay run.jsonl"),
+    Command("top", "jaxcoll.top", "Watch a tuned program while it runs.", "top"),
+    Command("report", "jaxcoll.report", "Make a page out of a run log.", "report run.jsonl -o report.html"),
     Command("testbed", "jaxcoll.testbed.cli", "Hosts and slow links in network namespaces.", "testbed --help"),
 )
 

@@ -195,6 +195,18 @@ class Config:
         "Microseconds without news after which the calling thread stops polling and a thread that sleeps takes over.",
     )
     record: bool = _setting(True, _switch(), "Record every edge of every execution (the tuner needs it).")
+    tuner: str = _setting(
+        "off",
+        _choice("off", "on", "swaps", "react-paper"),
+        "Tune the running program. on: ranks and schedules may change, from the schedule named by hand too; swaps: ranks "
+        "only; react-paper: ranks only, by the paper's rules. Alike in all processes.",
+    )
+    run_log: str = _setting(
+        "",
+        _text("a path"),
+        "File in which the tuner's leader (process 0) keeps records, decisions and swaps, for `jaxcoll report` and "
+        "`jaxcoll replay`.",
+    )
     log: str = _setting("warning", _choice("error", "warning", "info", "debug"), "What is logged on stderr.")
     library: str = _setting(
         "",

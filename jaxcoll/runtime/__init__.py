@@ -8,6 +8,7 @@ import threading
 
 import jax
 
+from jaxcoll import config
 from jaxcoll.runtime import choice, native, sets, world
 from jaxcoll.schedule import Kind
 
@@ -35,7 +36,12 @@ def get_sets() -> sets.Sets:
     global _sets
     with _lock:
         if _sets is None:
-            _sets = sets.Sets(world.get())
+            made = sets.Sets(world.get())
+            if config.current().tuner != "off":
+                from jaxcoll.runtime import loop  # the tuner is loaded by those who use it
+
+                loop.start_configured(world.get(), made)
+            _sets = made
         return _sets
 
 

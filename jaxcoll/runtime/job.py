@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import socket
+import threading
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,6 +26,14 @@ class Store(Protocol):
     def set_once(self, key: str, value: str) -> bool: ...
 
     def barrier(self, name: str, timeout: float) -> None: ...
+
+    def set_bytes(self, key: str, value: bytes) -> None: ...
+
+    def get_bytes(self, key: str, timeout: float) -> bytes | None: ...
+
+    def list_bytes(self, prefix: str) -> list[tuple[str, bytes]]: ...
+
+    def delete(self, key: str) -> None: ...
 
 
 class CoordinationStore:
@@ -57,12 +66,78 @@ class CoordinationStore:
             raise
         return True
 
+    def set_bytes(self, key: str, value: bytes) -> None:
+        """Sets a key, also one that is there."""
+        self._client.key_value_set_bytes(f"jaxcoll/{key}", value, allow_overwrite=True)
+
+    def get_bytes(self, key: str, timeout: float) -> bytes | None:
+        """The value of a key, or None if it isn't there within `timeout` seconds."""
+        try:
+            return self._client.blocking_key_value_get_bytes(f"jaxcoll/{key}", max(1, int(timeout * 1000)))
+        except Exception as error:
+            if "DEADLINE_EXCEEDED" in str(error) or "NOT_FOUND" in str(error):
+                return None
+            raise
+
+    def list_bytes(self, prefix: str) -> list[tuple[str, bytes]]:
+        """The keys under a prefix that ends in "/", with their values."""
+        return [(key.removeprefix("jaxcoll/"), value) for key, value in self._client.key_value_dir_get_bytes(f"jaxcoll/{prefix}")]
+
+    def delete(self, key: str) -> None:
+        """Removes a key, if it is there."""
+        self._client.key_value_delete(f"jaxcoll/{key}")
+
     def barrier(self, name: str, timeout: float) -> None:
         """Waits for all processes. Raises CollectiveError after `timeout` seconds."""
         try:
             self._client.wait_at_barrier(f"jaxcoll/{name}", max(1, int(timeout * 1000)))
         except Exception as error:
             raise CollectiveError(f"not all processes came to {name!r} within {timeout:.0f} s: {str(error).splitlines()[0]}") from error
+
+
+class MemoryStore:
+    """The store of a job of one process."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+        self._changed = threading.Condition()
+
+    def set(self, key: str, value: str) -> None:
+        self.set_bytes(key, value.encode())
+
+    def get(self, key: str, timeout: float) -> str:
+        value = self.get_bytes(key, timeout)
+        if value is None:
+            raise CollectiveError(f"nothing came under {key!r} within {timeout:.0f} s")
+        return value.decode()
+
+    def set_once(self, key: str, value: str) -> bool:
+        with self._changed:
+            fresh = key not in self._values
+            if fresh:
+                self.set_bytes(key, value.encode())
+            return fresh
+
+    def barrier(self, name: str, timeout: float) -> None:
+        pass
+
+    def set_bytes(self, key: str, value: bytes) -> None:
+        with self._changed:
+            self._values[key] = value
+            self._changed.notify_all()
+
+    def get_bytes(self, key: str, timeout: float) -> bytes | None:
+        with self._changed:
+            self._changed.wait_for(lambda: key in self._values, timeout)
+            return self._values.get(key)
+
+    def list_bytes(self, prefix: str) -> list[tuple[str, bytes]]:
+        with self._changed:
+            return [(key, value) for key, value in self._values.items() if key.startswith(prefix)]
+
+    def delete(self, key: str) -> None:
+        with self._changed:
+            self._values.pop(key, None)
 
 
 @dataclasses.dataclass(frozen=True)

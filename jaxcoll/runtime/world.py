@@ -12,7 +12,7 @@ import socket
 import statistics
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxcoll import config
@@ -49,6 +49,7 @@ class World:
         self.peers: list[Peer] = []
         self.speed = probe.Speed(0.0, 0.0, 0.0, 1, 1, False)
         self._sockets: list[socket.socket] = []
+        self._stops: list[Callable[[], None]] = []
         self.handle: Any = self._create()
         self._started = False
 
@@ -225,8 +226,14 @@ class World:
         """How this process reaches process p: inproc, shm (reads in place), shm (ring), tcp."""
         return self.native.text(self.native.lib.jc_world_link_name(self.handle, p))
 
+    def before_stop(self, call: Callable[[], None]) -> None:
+        """`call` runs before this process leaves, while the library still works."""
+        self._stops.append(call)
+
     def stop(self) -> None:
         """Leaves: open operations fail, peers are told."""
+        for call in self._stops:
+            call()
         if self._started:
             self.native.lib.jc_world_use(self.native.ffi.NULL)
             self.native.lib.jc_world_stop(self.handle)

@@ -1,0 +1,111 @@
+"""Takes records out of the native library, off the collective's path.
+
+The library wakes us with `sem_post`, given to it as a plain C function: no Python runs, and no interpreter lock is
+waited for, on a thread that moves data.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from jaxcoll.runtime.world import World
+from jaxcoll.telemetry import RECORD_SIZE, Records, as_records, empty_records
+
+BATCH = 8192  # records taken at a time
+_WAKE_AT = 1024  # records held by the library at which it wakes us
+_PATIENCE_S = 0.1  # few records wait no longer than this
+
+Sink = Callable[[Records, int], None]
+
+
+class _Semaphore:
+    """A POSIX semaphore, for the sake of `sem_post`'s address."""
+
+    class _Time(ctypes.Structure):
+        _fields_ = [("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long)]
+
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._memory = ctypes.create_string_buffer(64)  # sem_t is 32 bytes or fewer on every Linux
+        if self._libc.sem_init(self._memory, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), "sem_init")
+        self.post_address = ctypes.cast(self._libc.sem_post, ctypes.c_void_p).value or 0
+        self.address = ctypes.addressof(self._memory)
+
+    def post(self) -> None:
+        self._libc.sem_post(self._memory)
+
+    def wait(self, timeout: float) -> None:
+        """Until posted or `timeout` seconds are over; posts that have heaped up count as one."""
+        at = time.clock_gettime(time.CLOCK_REALTIME) + timeout
+        until = self._Time(int(at), int(at % 1 * 1e9))
+        self._libc.sem_timedwait(self._memory, ctypes.byref(until))
+        while self._libc.sem_trywait(self._memory) == 0:
+            pass
+
+
+class Drain:
+    """A thread that hands every batch of records to `sink(records, dropped)`.
+
+    `dropped`: records that the library has lost since the last batch, because they weren't taken in time.
+    """
+
+    # The library may still post while a world ends, so the semaphores are never freed: one a world.
+    _kept: list[_Semaphore] = []
+
+    def __init__(self, world: World, sink: Sink):
+        self._world, self._sink = world, sink
+        self._semaphore = _Semaphore()
+        Drain._kept.append(self._semaphore)
+        self._stopping = False
+        self._dropped = 0
+        self.batches = self.records = 0
+        ffi = world.native.ffi
+        self._buffer = ffi.new("uint8_t[]", BATCH * RECORD_SIZE)
+        wake = ffi.cast("void (*)(void*)", self._semaphore.post_address)
+        world.native.lib.jc_records_notify(world.handle, wake, ffi.cast("void*", self._semaphore.address), _WAKE_AT)
+        self._thread = threading.Thread(target=self._run, name="jaxcoll-drain", daemon=True)
+        self._thread.start()
+
+    @property
+    def dropped(self) -> int:
+        """Records lost in the library so far."""
+        return self._dropped
+
+    def take(self) -> int:
+        """Drains what is there. Returns how many records."""
+        total = 0
+        while True:
+            records, dropped = self._take()
+            if len(records) or dropped:
+                self.batches += 1
+                self.records += len(records)
+                self._sink(records, dropped)
+            total += len(records)
+            if len(records) < BATCH:
+                return total
+
+    def _take(self) -> tuple[Records, int]:
+        native: Any = self._world.native
+        dropped = native.ffi.new("uint64_t*")
+        count = native.lib.jc_records_drain(self._world.handle, self._buffer, BATCH, dropped)
+        data = bytes(native.ffi.buffer(self._buffer, count * RECORD_SIZE))
+        lost = int(dropped[0]) - self._dropped
+        self._dropped = int(dropped[0])
+        return (as_records(data) if count else empty_records()), lost
+
+    def _run(self) -> None:
+        while not self._stopping:
+            self._semaphore.wait(_PATIENCE_S)
+            self.take()
+
+    def stop(self) -> None:
+        """Ends the thread; call it before the world stops."""
+        self._world.native.lib.jc_records_notify(self._world.handle, self._world.native.ffi.NULL, self._world.native.ffi.NULL, 0)
+        self._stopping = True
+        self._semaphore.post()
+        self._thread.join(2.0)

@@ -1,0 +1,116 @@
+"""The closed loop of this process: its worker, in process 0 the leader, and how both are started and stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from typing import Any
+
+from jaxcoll import config
+from jaxcoll.errors import UsageError
+from jaxcoll.runtime import control, policy
+from jaxcoll.runtime.job import MemoryStore
+from jaxcoll.runtime.leader import Leader
+from jaxcoll.runtime.runlog import RunLog
+from jaxcoll.runtime.sets import Sets
+from jaxcoll.runtime.worker import Worker, local_counts
+from jaxcoll.runtime.world import World
+
+_BY_SETTING: dict[str, tuple[str, dict[str, Any]]] = {
+    "on": ("jaxcoll", {}),
+    "swaps": ("jaxcoll", {"free": False}),
+    "react-paper": ("react-paper", {}),
+}
+
+
+class Loop:
+    """Tuning in this process. Made in every process of the job; those may come at different times."""
+
+    def __init__(self, world: World, sets: Sets, chosen: policy.Policy):
+        settings, job = world.settings, world.job
+        self.policy = chosen
+        self.started = time.time()
+        if not settings.record:
+            raise UsageError("the tuner needs records: unset JAXCOLL_RECORD")
+        store = job.store or MemoryStore()
+        interface = settings.control_ifname or settings.socket_ifname
+        leads, end, self.carrier = control.open_channel(
+            store, job.me, job.processes, interface, job.coordinator, settings.timeout
+        )
+        self.leader: Leader | None = None
+        if leads is not None:
+            names = [p.host for p in world.peers] or ["here"]
+            hosts = [names.index(name) for name in names]
+            self.leader = Leader(job, store, leads, chosen, hosts, RunLog(settings.run_log))
+            self.leader.start()
+        self.worker = Worker(world, sets, end, store)
+
+    def stop(self) -> None:
+        """Ends the threads. The tables in force stay."""
+        if self.leader is not None:
+            self.leader.stop()
+        self.worker.stop()
+
+    def status(self) -> dict[str, Any]:
+        """Plain data: policy, swaps, and in process 0 all sets."""
+        swaps = self.worker.swaps
+        out: dict[str, Any] = {
+            "policy": self.policy.name,
+            "state": "on",
+            "leads": self.leader is not None,
+            "control": self.carrier,
+            "swaps": swaps.commits,
+            "reverts": 0,
+            "cancelled": swaps.cancels,
+            "records": local_counts(self.worker),
+        }
+        if self.leader is not None:
+            sets = [tuned.summary() for tuned in list(self.leader.sets.values())]
+            out |= {
+                "state": "on" if self.leader.running else f"stopped: {self.leader.error or 'ended'}",
+                "swaps": sum(s["swaps"] for s in sets),
+                "reverts": sum(s["reverts"] for s in sets),
+                "sets": sets,
+                "decisions": list(self.leader.history),
+            }
+        return out
+
+
+_lock = threading.Lock()
+_loop: Loop | None = None
+
+
+def start(world: World, sets: Sets, name: str, **params: Any) -> Loop:
+    """Starts tuning; every process of the job must. UsageError if it runs already."""
+    global _loop
+    chosen = policy.make(name, **params)
+    with _lock:
+        if _loop is not None:
+            raise UsageError(f"the tuner runs already (policy {_loop.policy.name!r}); a job chooses its policy once")
+        _loop = Loop(world, sets, chosen)
+        world.before_stop(stop)
+        return _loop
+
+
+def start_configured(world: World, sets: Sets) -> None:
+    """Starts what JAXCOLL_TUNER asks for."""
+    setting = config.current().tuner
+    if setting != "off" and _loop is None:
+        name, params = _BY_SETTING[setting]
+        start(world, sets, name, **params)
+
+
+def current() -> Loop | None:
+    """The loop of this process, if it runs."""
+    return _loop
+
+
+def stop() -> None:
+    """Stops tuning in this process."""
+    global _loop
+    with _lock:
+        loop, _loop = _loop, None
+    if loop is not None:
+        with contextlib.suppress(Exception):
+            loop.stop()

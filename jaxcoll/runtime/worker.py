@@ -1,0 +1,219 @@
+"""Every process's part in tuning: forwards records, stages tables, makes and keeps promises. Decides nothing."""
+
+from __future__ import annotations
+
+import base64
+import logging
+import threading
+import time
+from typing import Any
+
+import numpy as np
+
+from jaxcoll.runtime.control import Message, WorkerEnd
+from jaxcoll.runtime.drain import Drain
+from jaxcoll.runtime.job import Store
+from jaxcoll.runtime.native import NativeError
+from jaxcoll.runtime.sets import SetInfo, Sets
+from jaxcoll.runtime.swap import COMMIT, LocalSwaps, SetId
+from jaxcoll.runtime.world import World
+from jaxcoll.schedule import encode
+from jaxcoll.telemetry import Records
+
+log = logging.getLogger("jaxcoll")
+
+_TICK_S = 0.1
+_NAP_S = 0.2  # how often new sets are looked for, and call sites that are still unknown
+_SITES_S = 2.0  # how often known call sites are looked up again: one may have got a second set
+_MIX = np.uint64(0x9E3779B97F4A7C15)
+
+
+def describe(info: SetInfo) -> Message:
+    """A set as the leader learns of it."""
+    want = info.want
+    return {
+        "devices": list(info.devices),
+        "kind": want.kind.label,
+        "size_class": want.size_class,
+        "reduce": want.reduce,
+        "override": want.schedule,
+        "deterministic": want.deterministic,
+        "chosen": info.chosen,
+        "programs": [base64.b64encode(encode(s)).decode() for s in info.schedules],
+    }
+
+
+def sampled(records: Records, stride: int) -> Records:
+    """One epoch in `stride`, the same ones in every process."""
+    if stride <= 1:
+        return records
+    mixed = (records["launch"].astype(np.uint64) * np.uint64(1000003) + records["index"]) * _MIX >> np.uint64(33)
+    return records[mixed % np.uint64(stride) == 0]
+
+
+class Worker:
+    """The thread that answers the leader, and the drain's sink."""
+
+    def __init__(self, world: World, sets: Sets, channel: WorkerEnd, store: Store):
+        self.swaps = LocalSwaps(world, sets, store)
+        self._me = world.job.me
+        self._channel = channel
+        self._sets = sets
+        self._announced: set[SetId] = set()
+        self._looked = 0.0
+        self._homes: dict[tuple[int, int], SetId | None] = {}
+        self._homes_at = 0.0
+        self._stride = 1
+        self.forwarded = self.lost = self.unknown = 0
+        self._stopping = threading.Event()
+        self._drain = Drain(world, self._forward)
+        self._thread = threading.Thread(target=self._run, name="jaxcoll-worker", daemon=True)
+        self._thread.start()
+
+    @property
+    def drain(self) -> Drain:
+        """The drain, for its counts."""
+        return self._drain
+
+    def stop(self) -> None:
+        """Ends both threads; what was promised is settled first, so that nobody waits for us."""
+        self._drain.stop()
+        self._stopping.set()
+        self._thread.join(2.0)
+        self._channel.close()
+
+    def _run(self) -> None:
+        self._channel.send({"do": "hello"})
+        while not self._stopping.is_set():
+            try:
+                self._round()
+            except Exception:
+                # One bad message, or a store that is away for a while, must not end the tuning for good.
+                log.exception("jaxcoll's tuning thread met an error; collectives are not affected")
+                self._stopping.wait(1.0)
+
+    def _round(self) -> None:
+        self._announce()
+        for message, payload in self._channel.receive(_TICK_S):
+            answer = self._answer(message, payload)
+            if answer is not None:
+                self._channel.send({"attempt": message.get("attempt"), **answer})
+        self.swaps.tick()
+
+    def _announce(self) -> None:
+        now = time.monotonic()
+        if now - self._looked < _NAP_S:
+            return
+        self._looked = now
+        if len(self._sets.all()) == len(self._announced):
+            return
+        for set_id, info in self.swaps.known().items():
+            if set_id not in self._announced:
+                self._channel.send({"do": "set", "set": list(set_id), **describe(info)})
+                self._announced.add(set_id)
+
+    # ------------------------------------------------------------------------------------------------ the leader's word
+
+    def _answer(self, message: Message, payload: bytes) -> Message | None:
+        match message["do"]:
+            case "stage":
+                return self._stage(message, payload)
+            case "program":
+                return self._load(payload)
+            case "propose":
+                return self._promise(message)
+            case "decide":
+                return self._decide(message)
+            case "stride":
+                self._stride = int(message["stride"])
+        return None
+
+    def _load(self, blob: bytes) -> Message:
+        try:
+            self.swaps.load(blob)
+        except NativeError as error:
+            return {"do": "loaded", "error": str(error)}
+        return {"do": "loaded", "error": None}
+
+    def _stage(self, message: Message, table: bytes) -> Message:
+        set_id = _set_id(message)
+        error = None
+        if not self.swaps.has(message["program"]):
+            return {"do": "staged", "error": "unknown program", "unknown": True, "places": []}
+        try:
+            self.swaps.stage(set_id, message["version"], message["program"], table)
+        except NativeError as refused:
+            error = str(refused)
+        return {"do": "staged", "error": error, "unknown": False, "places": self.swaps.started(set_id)}
+
+    def _promise(self, message: Message) -> Message:
+        try:
+            points = [(int(s), int(launch), int(i)) for s, launch, i in message["points"]]
+            self.swaps.promise(message["attempt"], _set_id(message), message["version"], points)
+        except NativeError as refused:
+            return {"do": "promised", "error": str(refused)}
+        return {"do": "promised", "error": None}
+
+    def _decide(self, message: Message) -> Message:
+        outcome = self.swaps.decide(message["attempt"], message["verdict"] == COMMIT)
+        if outcome is None:
+            return {"do": "decided", "stall_s": 0.0, "waiting": 0}
+        return {"do": "decided", "stall_s": outcome.stall_s, "waiting": outcome.waiting}
+
+    # --------------------------------------------------------------------------------------------------------- records
+
+    def _forward(self, records: Records, dropped: int) -> None:
+        """Called by the drain's thread: sends a batch on, set by set."""
+        if dropped:
+            self.lost += dropped
+        records = sampled(records, self._stride)
+        if not len(records):
+            return
+        pairs = np.stack([records["comm"], records["site"]])
+        kinds, inverse = np.unique(pairs, axis=1, return_inverse=True)
+        inverse = inverse.reshape(-1)
+        for i, (comm, site) in enumerate(kinds.T.tolist()):
+            part = records[inverse == i]
+            home = self._home(comm, site)
+            if home is None:
+                self.unknown += len(part)
+            elif self._channel.push({"do": "records", "set": list(home), "dropped": dropped}, part.tobytes()):
+                self.forwarded += len(part)
+                dropped = 0
+            else:
+                self.lost += len(part)
+
+    def _home(self, comm: int, site: int) -> SetId | None:
+        """The set that a call site runs; None if it isn't one of those that are tuned, or if it runs several."""
+        now = time.monotonic()
+        age = now - self._homes_at
+        if age > _SITES_S or ((comm, site) not in self._homes and age > _NAP_S):
+            self._homes_at = now
+            self._look_up_sites()
+        return self._homes.get((comm, site))
+
+    def _look_up_sites(self) -> None:
+        found: dict[tuple[int, int], SetId | None] = {}
+        for set_id in self.swaps.known():
+            for site, _, _ in self.swaps.started(set_id):
+                # A program compiled for two sizes may give one call site to two sets: nobody could tell their records apart.
+                found[set_id[0], site] = None if (set_id[0], site) in found else set_id
+        self._homes = found
+
+
+def _set_id(message: Message) -> SetId:
+    comm, key = message["set"]
+    return int(comm), int(key)
+
+
+def local_counts(worker: Worker) -> dict[str, Any]:
+    """Plain numbers for `jaxcoll.status()`."""
+    drain = worker.drain
+    return {
+        "taken": drain.records,
+        "batches": drain.batches,
+        "forwarded": worker.forwarded,
+        "unknown": worker.unknown,
+        "lost": worker.lost,
+        "dropped": drain.dropped,
+    }
