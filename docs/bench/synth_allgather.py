@@ -1,0 +1,172 @@
+"""The figures of docs/bench/synth_allgather.md.
+
+    python docs/bench/synth_allgather.py times    cold and warm times, three phases apart, and their growth
+    python docs/bench/synth_allgather.py bound    rate against the max-flow bound, builders and 200 random networks
+    python docs/bench/synth_allgather.py fig1     MCCL Fig. 1: one link at 400/200/100/50, ratio to NCCL's rings
+    python docs/bench/synth_allgather.py fig8     MCCL Fig. 8a: AllGather, failures 1-3, ratio to NCCL's rings
+
+Times are of the process's CPU (a solve is single-threaded), so that a busy machine doesn't falsify them; --wall for the
+clock on the wall.
+"""
+
+from __future__ import annotations
+
+import os
+
+for _variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
+    os.environ.setdefault(_variable, "1")
+
+import statistics
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import numpy as np
+
+import jaxcoll.synth.result as result_module
+from jaxcoll.schedule import Chunk, ChunkGraph, Collective, Edge, Kind, Op, Schedule, Table
+from jaxcoll.sim import Network, plan, simulate_one
+from jaxcoll.synth import all_gather, native
+from jaxcoll.synth.evaluate import neighbours, pair_route, rate
+from jaxcoll.synth.forest import History, Wish, solve
+from jaxcoll.synth.result import Clock
+from jaxcoll.topology import Topology, fail, parse
+from jaxcoll.topology.failures import fail2
+
+REPEATS = 5
+MESSAGE = 128 * 2**20  # bytes a rank, as in the paper
+ALPHA = 1e-6
+
+
+def rings(topology: Topology) -> Schedule:
+    """NCCL's AllGather on rails: a ring per rail, which enters a host on its rail and leaves it on the next."""
+    hosts = max(topology.hosts) + 1
+    ranks = topology.nranks // hosts
+    count = topology.nranks
+    chunks = tuple(Chunk(home, None) for home in range(count) for _ in range(ranks))
+    graphs: list[ChunkGraph] = []
+    for ring in range(ranks):
+        order: list[int] = []
+        for host in range(hosts):
+            inside = [(ring + i) % ranks for i in range(ranks)]
+            inside = [inside[0], *inside[2:], inside[1]]  # in on rail `ring`, out on the next one
+            order += [host * ranks + r for r in (inside if host % 2 == 0 else inside[::-1])]
+        edges = [
+            Edge(step, order[i], order[(i + 1) % count], Op.COPY, (order[(i - step) % count] * ranks + ring,))
+            for step in range(count - 1)
+            for i in range(count)
+        ]
+        graphs.append(ChunkGraph(tuple(edges), f"ring{ring}"))
+    return Schedule("rings", Collective(Kind.ALL_GATHER, count), count - 1, chunks, tuple(graphs), 1)
+
+
+def flow_network(topology: Topology) -> Network:
+    """The topology for the flow simulator: a resource per link, bytes/s."""
+    links = {link: i for i, link in enumerate(topology.capacity)}
+    capacity = tuple(float(amount) * 1e9 / 8 for amount in topology.capacity.values())
+    near, count = neighbours(topology), topology.nranks
+    ways = {(a, b): pair_route(topology, a, b, near) for a in range(count) for b in range(count) if a != b}
+    routes = np.full((1, count, count, max(map(len, ways.values()))), -1, np.int64)
+    for (a, b), way in ways.items():
+        routes[0, a, b, : len(way)] = [links[link] for link in way]
+    return Network(topology.hosts, capacity, routes, alpha=ALPHA)
+
+
+def simulated(schedule: Schedule, topology: Topology) -> float:
+    """Algorithm bandwidth in Gbit/s of one execution with MESSAGE bytes a rank."""
+    table = Table.identity(schedule)
+    total = simulate_one(plan(schedule, table, MESSAGE), flow_network(topology)).total
+    return topology.nranks * MESSAGE * 8 / total / 1e9
+
+
+def timed(topology: Topology, warm: History | None = None) -> tuple[dict[str, float], object]:
+    """Median seconds of each phase, and the forest."""
+    runs: list[dict[str, float]] = []
+    forest = None
+    for _ in range(REPEATS if topology.nranks <= 128 else 3):
+        clock = Clock()
+        forest = solve(topology, Wish(), clock, warm)
+        runs.append(dict(clock.seconds))
+    phases = ("rate", "switches", "trees")
+    return {phase: statistics.median(run.get(phase, 0.0) for run in runs) for phase in phases}, forest
+
+
+def times() -> None:
+    """Cold and warm, per phase."""
+    print(
+        "| network | ranks | start | rate s | switches s | trees s | total s | warm is faster | trees a rank | distinct | depth |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|---|---|")
+    for kind in ("rail", "overlay"):
+        for hosts in (2, 4, 8, 16, 32, 64):
+            base = parse(f"{kind}:1x{hosts}x8")
+            cold = row(base, "cold")
+            for failure in (1, 2, 3):
+                broken = fail(base, failure)
+                first = row(broken, "cold")
+                row(broken, "warm", cold[1], first[0])
+
+
+def row(topology: Topology, how: str, warm: History | None = None, cold: float = 0.0) -> tuple[float, History]:
+    seconds, forest = timed(topology, warm)
+    total = sum(seconds.values())
+    depth = max(max(tree.depths()) for tree in forest.trees)
+    cells = [f"{seconds[phase]:.4f}" for phase in seconds]
+    ratio = f"{cold / total:.1f}x" if cold else ""
+    print(
+        f"| {topology.name} | {topology.nranks} | {how} | {' | '.join(cells)} | {total:.4f} | {ratio} | "
+        f"{forest.per_root} | {len(forest.trees)} | {depth} |",
+        flush=True,
+    )
+    assert forest.rate == forest.bound
+    return total, forest.history
+
+
+def bound() -> None:
+    """Exactness."""
+    from tests.synth.networks import built, random_network
+
+    networks = built() + [random_network(seed) for seed in range(200)]
+    exact = sum(forest.rate == forest.bound for forest in (solve(net, Wish(), Clock()) for net in networks))
+    print(f"{exact} of {len(networks)} networks: rate equal to the bound, as fractions")
+
+
+def fig1() -> None:
+    """One link at 400, 200, 100, 50."""
+    base = parse("rail:1x2x8")
+    ring, static = rings(base), all_gather(base).schedule
+    print(
+        "| link of rank 0, Gbit/s | ring | trees, as they were | trees, re-optimised | ratio static | ratio re-optimised |"
+    )
+    print("|---|---|---|---|---|---|")
+    for value in (400, 200, 100, 50):
+        net = base if value == 400 else fail2(base, 0, value)
+        again = all_gather(net).schedule
+        for name, measure in (("model", lambda s, net: 16 * float(rate(s, net))), ("simulated", simulated)):
+            a, b, c = (measure(schedule, net) for schedule in (ring, static, again))
+            print(f"| {value} ({name}) | {a:.0f} | {b:.0f} | {c:.0f} | {b / a:.2f} | {c / a:.2f} |", flush=True)
+
+
+def fig8() -> None:
+    """Failures 1-3, ratio to rings on the same broken network."""
+    print("| network | failure | ring, Gbit/s | static / ring | re-optimised / ring | re-optimised / static |")
+    print("|---|---|---|---|---|---|")
+    for hosts in (2, 4, 8, 16, 32):
+        base = parse(f"rail:1x{hosts}x8")
+        ring, static = rings(base), all_gather(base)
+        for failure in (0, 1, 2, 3):
+            net = fail(base, failure) if failure else base
+            again = all_gather(net, warm=static.warm)
+            a, b, c = (float(base.nranks * rate(s, net)) for s in (ring, static.schedule, again.schedule))
+            print(
+                f"| {base.name} | {failure or 'none'} | {a:.0f} | {b / a:.2f} | {c / a:.2f} | {c / b:.2f} |", flush=True
+            )
+
+
+if __name__ == "__main__":
+    print(f"<!-- native engine: {'yes' if native.load() else 'no'} -->")
+    if "--wall" not in sys.argv:
+        result_module.time.perf_counter = time.process_time  # type: ignore[assignment]
+    {"times": times, "bound": bound, "fig1": fig1, "fig8": fig8}[sys.argv[1]]()
