@@ -5,6 +5,7 @@ from __future__ import annotations
 from jaxcoll.synth.allgather import all_gather as all_gather
 from jaxcoll.synth.allgather import all_reduce as all_reduce
 from jaxcoll.synth.allgather import reduce_scatter as reduce_scatter
+from jaxcoll.synth.alltoall import all_to_all as all_to_all
 from jaxcoll.synth.forest import Forest as Forest
 from jaxcoll.synth.forest import History as History
 from jaxcoll.synth.lowering import all_reduce_schedule as all_reduce_schedule

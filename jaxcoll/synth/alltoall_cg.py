@@ -1,7 +1,8 @@
 """Column generation for the all-to-all throughput LP: master, pricing, bounds.
 
 Every pricing gives a certified upper bound, whatever the master did: for arc weights w >= 0 no rate z above
-sum_a c_a w_a / sum_(s,d) dist_w(s, d) can be routed, because every unit pays at least its distance and arc a can be paid for c_a times.
+sum_a c_a w_a / sum_(s,d) dist_w(s, d) can be routed, because every unit pays at least its distance and arc a can be
+paid for c_a times.
 """
 
 from __future__ import annotations
@@ -15,18 +16,19 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from jaxcoll.synth.alltoall_cuts import cut_prices
-from jaxcoll.synth.alltoall_net import FloatArray, IntArray, Net, Symmetry
-from jaxcoll.synth.master import MasterSolution, RestrictedMaster
-from jaxcoll.synth.pricing import Pricer, Trees
+from jaxcoll.synth.alltoall_net import FloatArray, Net, Symmetry
+from jaxcoll.synth.master import DUAL_TOLERANCE, MasterSolution, RestrictedMaster
+from jaxcoll.synth.pricing import Pricer, Trees, blocks
 
 SMOOTHING = 0.3
-"""Share of the seeding's prices in those tried every second round: they are positive on every arc, so trees that the master's sparse prices call equal
+"""Share of the seeding's prices in those tried every second round: they are positive on every arc, so trees that the
+master's sparse prices call equal
 spread over the arcs by use instead of meeting on one."""
 SEED_STEEPNESS = 2.0
 SEED_BLOCK = 16
-BLOCK = 64
-"""Sources priced together: their matrices stay in the cache."""
 DUALS_KEPT = 64
+PATIENCE = 100
+"""Rounds without any progress of rate or bound after which a solve ends as it stands."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,10 @@ class Limits:
 class Fractional:
     """The LP's outcome.
 
-    `rate`: reached by the master over the classes (0 if it never ran); `bound`: certified on the whole network; `weight`: float64 [arcs], prices that
-    prove it; `duals`: more such vectors, each scaled so that the distances of all pairs add up to 1; `trees`: the columns in use.
+    `rate`: reached by the master over the classes (0 if it never ran); `bound`: certified on the whole network;
+    `weight`: float64 [arcs], prices that
+    prove it; `duals`: more such vectors, each scaled so that the distances of all pairs add up to 1; `trees`: the
+    columns in use.
     """
 
     rate: float
@@ -65,14 +69,10 @@ class Fractional:
 
 
 def certified_bound(net: Net, pricer: Pricer, weight: FloatArray) -> tuple[float, FloatArray]:
-    """(upper bound on z, distance sums of all sources float64 [ranks]) for arc weights, on the whole network without any symmetry."""
+    """(upper bound on z, distance sums of all sources float64 [ranks]) for arc weights, on the whole network without
+    any symmetry."""
     total = np.concatenate([pricer.trees(weight, block).total() for block in blocks(np.arange(net.ranks))])
     return float((net.cap * weight).sum() / total.sum()), total
-
-
-def blocks(sources: IntArray, size: int = BLOCK) -> list[IntArray]:
-    """`sources` in pieces of at most `size`."""
-    return [sources[i : i + size] for i in range(0, len(sources), size)]
 
 
 class ColumnGeneration:
@@ -122,7 +122,8 @@ class ColumnGeneration:
             heapq.heappop(self.duals)
 
     def shares(self, trees: Trees) -> Trees:
-        """The trees over arc classes: what share of a class's capacity one unit of every member's image of the tree takes."""
+        """The trees over arc classes: what share of a class's capacity one unit of every member's image of the tree
+        takes."""
         if self.sym.trivial:
             return Trees(trees.source, trees.start, trees.arc, trees.units / self.net.cap[trees.arc])
         tree, arc = trees.tree, self.sym.arc_class[trees.arc]
@@ -137,7 +138,8 @@ class ColumnGeneration:
             self.trees.append(trees)
 
     def seed(self, rounds: int) -> None:
-        """First columns and bounds: prices of likely cuts, then multiplicative weights, where block after block of sources takes its cheapest trees
+        """First columns and bounds: prices of likely cuts, then multiplicative weights, where block after block of
+        sources takes its cheapest trees
         at prices that grow with past use."""
         for cut in cut_prices(self.net):
             mean = np.bincount(self.sym.arc_class, cut) / self.sym.arc_count
@@ -164,11 +166,12 @@ class ColumnGeneration:
             self.add(self.price(total[self.sym.arc_class]))
 
     def run(self, tolerance: float, progress: Callable[[float, float], None] | None = None) -> Fractional:
-        """Alternate master and pricing until bound and rate agree to `tolerance` (relative), the prices find no tree, or the limits say stop."""
+        """Alternate master and pricing until bound and rate agree to `tolerance` (relative), the prices find no tree,
+        or the limits say stop."""
         self.price(self.spread(np.ones(len(self.cap_class))))
         solution: MasterSolution | None = None
-        rounds, converged = 0, False
-        while not converged:
+        rounds, converged, stalled, gap = 0, False, 0, np.inf
+        while stalled < PATIENCE:
             with self._timed("master"):
                 found = self.master.solve(None if self.limits.left() == float("inf") else self.limits.left())
             if found is None:
@@ -179,13 +182,18 @@ class ColumnGeneration:
             converged = self.best()[0] - solution.rate <= tolerance * self.best()[0]
             if converged or self.limits.stop():
                 break
-            converged = not self._improve(solution, smooth=rounds % 2 == 1)
+            now = self.best()[0] - solution.rate
+            stalled, gap = (0, now) if now < gap * (1 - 1e-9) else (stalled + 1, gap)
+            if not self._improve(solution, smooth=rounds % 2 == 1):
+                converged = True
+                break
         return self._outcome(solution, rounds, converged)
 
     def _improve(self, solution: MasterSolution, smooth: bool) -> bool:
         """Add trees that pay off at the master's prices; False if there is none."""
         own = self.spread(solution.price / solution.price.sum())
-        worth = solution.worth / self.count / solution.price.sum() * (1 - 1e-9)
+        # A tree already in the master may seem to pay within the solver's own tolerance.
+        worth = (solution.worth - 2 * DUAL_TOLERANCE) / self.count / solution.price.sum()
         mixed = (1 - SMOOTHING) * own + SMOOTHING * self.spread(self.centre / self.centre.sum())
         for weight in (mixed, own) if smooth else (own,):
             trees = self.price(weight)

@@ -1,6 +1,7 @@
 """Cuts that a look at the network already suggests, as arc prices for the column generation to start from.
 
-A cut with the node set S bounds the rate by capacity leaving S / (ranks in S * ranks outside). As arc prices it is 1 on the arcs that leave S. Tried are
+A cut with the node set S bounds the rate by capacity leaving S / (ranks in S * ranks outside). As arc prices it is 1
+on the arcs that leave S. Tried are
 the clusters of single linkage (join nodes over ever thinner links: ranks, hosts, racks, ...), outward and inward.
 """
 
@@ -13,7 +14,8 @@ from jaxcoll.synth.alltoall_net import FloatArray, Net
 
 
 def clusters(net: Net) -> list[NDArray[np.bool_]]:
-    """Node sets joined by links of at least some capacity, for every capacity, and every single rank; bool [nodes] each."""
+    """Node sets joined by links of at least some capacity, for every capacity, and every single rank; bool [nodes]
+    each."""
     parent = list(range(net.nodes))
     member = [np.arange(net.nodes) == v for v in range(net.nodes)]
     found = member[: net.ranks]

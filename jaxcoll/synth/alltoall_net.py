@@ -23,7 +23,8 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Net:
-    """A directed capacitated graph. `tail`, `head`: int64 [arcs]; `capacity`: exact, one a directed arc, in the topology's unit."""
+    """A directed capacitated graph. `tail`, `head`: int64 [arcs]; `capacity`: exact, one a directed arc, in the
+    topology's unit."""
 
     ranks: int
     nodes: int
@@ -51,7 +52,9 @@ class Net:
         return self.names[node] if self.names else str(node)
 
     @staticmethod
-    def from_arcs(ranks: int, nodes: int, arcs: Iterable[tuple[int, int, Fraction | int]], names: Iterable[str] = ()) -> Net:
+    def from_arcs(
+        ranks: int, nodes: int, arcs: Iterable[tuple[int, int, Fraction | int]], names: Iterable[str] = ()
+    ) -> Net:
         """Build from (tail, head, capacity) triples; equal (tail, head) pairs add up."""
         total: dict[tuple[int, int], Fraction] = {}
         for u, v, c in arcs:
@@ -71,8 +74,10 @@ class Net:
 class Symmetry:
     """Classes of ranks and arcs that the network's structure cannot tell apart.
 
-    `arc_class`: int64 [arcs]; `arc_count`: members a class; `reps`: one source rank a class; `rep_class`: class of every rank, int64 [ranks];
-    `rank_count`: members a rank class. The all-to-all LP has an optimum that is constant on the classes of an automorphism group (average any
+    `arc_class`: int64 [arcs]; `arc_count`: members a class; `reps`: one source rank a class; `rep_class`: class of
+    every rank, int64 [ranks];
+    `rank_count`: members a rank class. The all-to-all LP has an optimum that is constant on the classes of an
+    automorphism group (average any
     optimum over the group), so one source a class and one capacity row an arc class are enough.
     """
 
@@ -94,16 +99,19 @@ def no_symmetry(net: Net) -> Symmetry:
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """A 64-bit finaliser: spreads every input bit over the word, so that sums of mixed colours act as multiset hashes."""
+    """A 64-bit finaliser: spreads every input bit over the word, so that sums of mixed colours act as multiset
+    hashes."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
 
 
 def refine(net: Net, individual: int | None = None) -> tuple[IntArray, IntArray]:
-    """Colour refinement (1-dimensional Weisfeiler-Leman) over capacities, in both directions: (node colours [nodes], arc colours [arcs]).
+    """Colour refinement (1-dimensional Weisfeiler-Leman) over capacities, in both directions: (node colours [nodes],
+    arc colours [arcs]).
 
-    Nodes of different colours are in different orbits; the converse holds on the usual networks and is checked by the solver, not assumed.
+    Nodes of different colours are in different orbits; the converse holds on the usual networks and is checked by the
+    solver, not assumed.
     `individual` gives one node a colour of its own first.
     """
     _, cap = np.unique(np.array([hash(c) for c in net.capacity], dtype=np.int64), return_inverse=True)
@@ -132,4 +140,44 @@ def symmetry(net: Net) -> Symmetry:
     _, reps, rank_class, count = np.unique(
         colour[: net.ranks], return_index=True, return_inverse=True, return_counts=True
     )
+    if len(reps) == net.ranks:
+        return no_symmetry(net)
     return Symmetry(arc_class, np.bincount(arc_class), reps, rank_class, count)
+
+
+def is_equitable(net: Net, sym: Symmetry, rounds: int = 8, block: int = 32) -> bool:
+    """Whether the classes hold for (source, node) pairs too, so that the LP over classes is the LP.
+
+    Every source in turn gets a colour of its own. Sources of one class must then see the same multiset of node
+    colours, and arcs of one class the
+    same multiset, over all sources, of (tail colour, head colour). Colours are hashes that mean the same for every
+    source. Costs some
+    ranks * arcs * rounds operations; a false "True" needs a collision of 64-bit hashes, or classes that part only
+    after `rounds` rounds.
+    """
+    keys = {c: i for i, c in enumerate(sorted(set(net.capacity)))}
+    cap = _mix(np.array([keys[c] for c in net.capacity], dtype=np.uint64) + np.uint64(0x51))[:, None]
+    into, out = np.argsort(net.head, kind="stable"), np.argsort(net.tail, kind="stable")
+    at_head = np.flatnonzero(np.diff(net.head[into], prepend=-1))
+    at_tail = np.flatnonzero(np.diff(net.tail[out], prepend=-1))
+    seen = np.zeros(net.arcs, np.uint64)
+    profile = np.zeros(net.ranks, np.uint64)
+    start = (np.arange(net.nodes) >= net.ranks).astype(np.uint64)[:, None]
+    for first in range(0, net.ranks, block):
+        source = np.arange(first, min(first + block, net.ranks))
+        colour = np.repeat(_mix(start + np.uint64(1)), len(source), axis=1)
+        colour[source, np.arange(len(source))] = np.uint64(7)
+        for _ in range(rounds):
+            fresh = _mix(colour)
+            fresh[net.head[into[at_head]]] += np.add.reduceat(_mix(colour[net.tail[into]] ^ cap[into]), at_head, axis=0)
+            fresh[net.tail[out[at_tail]]] ^= _mix(
+                np.add.reduceat(_mix(colour[net.head[out]] + cap[out]), at_tail, axis=0)
+            )
+            colour = fresh
+        profile[source] = _mix(colour).sum(axis=0, dtype=np.uint64)
+        ends = _mix(_mix(colour[net.tail]) + colour[net.head])
+        seen += ends.sum(axis=1, dtype=np.uint64)
+    alike = (profile == profile[sym.reps][sym.rank_class]).all()
+    member = np.zeros(len(sym.arc_count), np.uint64)
+    member[sym.arc_class] = seen
+    return bool(alike and (seen == member[sym.arc_class]).all())

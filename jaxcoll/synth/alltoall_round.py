@@ -1,37 +1,44 @@
 """From the LP's rate to whole chunks: every pair's block is cut into K chunks, and every chunk gets one path.
 
-For a target rate z arc a may carry floor(c_a K / z) chunks. The search routes all chunks, then negotiates: chunks above that number leave an
-arc and take the cheapest other path, where full arcs are dear and arcs that stay contested grow dearer for good (the idea of negotiated congestion
-in circuit routing). When the negotiation stalls, the target drops to what fewer arcs contradict, so a feasible routing always ends it.
+For a target rate z arc a may carry floor(c_a K / z) chunks. The search routes all chunks, then negotiates: chunks
+above that number leave an
+arc and take the cheapest other path, where full arcs are dear and arcs that stay contested grow dearer for good (the
+idea of negotiated congestion
+in circuit routing). When the negotiation stalls, the target drops to what fewer arcs contradict, so a feasible
+routing always ends it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from jaxcoll.synth.alltoall_net import FloatArray, IntArray, Net
-from jaxcoll.synth.pricing import Int32Array, Pricer
+from jaxcoll.synth.pricing import Int32Array, Pricer, blocks
 
 FULL = 0.5
-"""Surcharge of a full arc at first, relative to its share of even prices. Less than one, so that chunks change places among equally short paths
+"""Surcharge of a full arc at first, relative to its share of even prices. Less than one, so that chunks change places
+among equally short paths
 before any takes a detour, which costs capacity elsewhere."""
 GROWTH = 4.0
 """Growth of the surcharge after a round that left more than this share of the excess:"""
 STUBBORN = 0.9
 WAVES = 4
 NOISE = 0.2
-"""Noise on arc prices, relative to the even prices, a different one for every source: equal paths must not all be chosen alike."""
+"""Noise on arc prices, relative to the even prices, a different one for every source: equal paths must not all be
+chosen alike."""
 BLOCK = 32
 """Sources priced together."""
 
 
 @dataclass
 class Routing:
-    """Whole chunks on paths. `source`, `dest`: int64 [units], sorted by (source, dest) with K = `chunks` units a pair; `path`: int32 [units, hops]
+    """Whole chunks on paths. `source`, `dest`: int64 [units], sorted by (source, dest) with K = `chunks` units a
+    pair; `path`: int32 [units, hops]
     of arcs, -1 padded; `load`: int64 [arcs]."""
 
     chunks: int
@@ -70,8 +77,10 @@ def room(cap: FloatArray, chunks: int, rate: float) -> IntArray:
 def rate_bound(cap: FloatArray, weights: FloatArray, chunks: int, bound: float) -> float:
     """The highest rate that the dual weights allow to K whole chunks; <= `bound`.
 
-    `cap`: float64 [m], one a class of arcs of one capacity; `weights`: float64 [duals, m], the sum over each class's arcs, scaled so that the
-    distances of all pairs add up to 1. A routing at rate z keeps to room(z), so K <= weights . room(z) for every dual. room only changes where
+    `cap`: float64 [m], one a class of arcs of one capacity; `weights`: float64 [duals, m], the sum over each class's
+    arcs, scaled so that the
+    distances of all pairs add up to 1. A routing at rate z keeps to room(z), so K <= weights . room(z) for every
+    dual. room only changes where
     c K / z is whole, hence the largest such z is found by bisection and moved up to the next change.
     """
 
@@ -106,7 +115,8 @@ class Router:
     """Routes and re-routes units on one network. All randomness comes from `seed`."""
 
     def __init__(self, net: Net, pricer: Pricer, weight: FloatArray, seed: int, stop: Callable[[], bool]):
-        """`weight`: the LP's arc prices, float64 [arcs]. Half of the base price is theirs, half is 1/capacity, for the arcs the LP leaves free."""
+        """`weight`: the LP's arc prices, float64 [arcs]. Half of the base price is theirs, half is 1/capacity, for
+        the arcs the LP leaves free."""
         self.net, self.pricer, self.stop = net, pricer, stop
         self.even = 1 / (net.cap * net.arcs)
         self.noise = (NOISE * self.even)[:, None]
@@ -130,7 +140,8 @@ class Router:
         return out
 
     def first(self) -> Routing:
-        """One path a pair, source after source, each seeing the loads of those before: prices grow exponentially with the use of an arc."""
+        """One path a pair, source after source, each seeing the loads of those before: prices grow exponentially with
+        the use of an arc."""
         n = self.net.ranks
         source, dest = np.divmod(np.arange(n * n), n)
         keep = source != dest
@@ -203,18 +214,37 @@ class Router:
         history += 0.1 * np.minimum(np.maximum(work.load - limit, 0) / np.maximum(limit, 1.0), 1.0)
 
     def _evict(self, work: Routing, limit: IntArray) -> IntArray:
-        """Take random units off overloaded arcs until those are within their room: the units, whose paths are now empty."""
+        """Take units off overloaded arcs until those are within their room: the units, whose paths are now empty.
+
+        Units are drawn at random, but in every second round (on average) those on detours go first: where the LP
+        leaves no slack, one chunk that
+        passes through a tight cut twice is what keeps the others out.
+        """
         over = np.append(np.maximum(work.load - limit, 0), 0)
         rows, cols = np.divmod(np.flatnonzero((over > 0)[work.path].ravel()), work.path.shape[1])
-        mix = self.rng.permutation(len(rows))
-        rows, arcs = rows[mix], work.path[rows[mix], cols[mix]]
+        order = self.rng.permutation(len(rows))
+        if self.rng.random() < 0.5:
+            path = work.path[rows[order]]
+            paid = np.append(self.base, 0.0)[path].sum(axis=1)
+            detour = paid - self.nearest[work.source[rows[order]], work.dest[rows[order]]]
+            order = order[np.argsort(-np.round(detour / self.even.min()), kind="stable")]
+        rows, arcs = rows[order], work.path[rows[order], cols[order]]
         units = np.unique(rows[_nth_of_key(arcs.astype(np.int64)) < over[arcs]])
         work.load -= arc_loads(work.path[units], self.net.arcs)
         work.path[units] = -1
         return units
 
+    @cached_property
+    def nearest(self) -> FloatArray:
+        """Distances at base prices, float64 [ranks, ranks]."""
+        parts = [
+            self.pricer.trees(self.base, block).dist[: self.net.ranks].T for block in blocks(np.arange(self.net.ranks))
+        ]
+        return np.concatenate(parts)
+
     def _fitting(self, path: Int32Array, free: IntArray) -> NDArray[np.bool_]:
-        """Which units can be placed together without overloading: in random order, those whose every arc has room after the ones before."""
+        """Which units can be placed together without overloading: in random order, those whose every arc has room
+        after the ones before."""
         order = self.rng.permutation(len(path))
         rows, cols = np.nonzero(path[order] >= 0)
         arcs = path[order[rows], cols].astype(np.int64)

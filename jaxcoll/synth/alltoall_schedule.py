@@ -1,6 +1,7 @@
 """A routing of whole chunks as a schedule of the common form.
 
-Hop i of every path runs in step i. A switch is crossed within its step, so an edge joins two ranks; a rank on the way holds the foreign chunk
+Hop i of every path runs in step i. A switch is crossed within its step, so an edge joins two ranks; a rank on the way
+holds the foreign chunk
 between two steps. Units of one pair that take the same path become one chunk with their number as its weight.
 """
 
@@ -35,9 +36,7 @@ def _merge(routing: Routing) -> _Merged:
     new[1:] = (table[order[1:]] != table[order[:-1]]).any(axis=1)
     first = np.flatnonzero(new)
     pick = order[first]
-    return _Merged(
-        routing.source[pick], routing.dest[pick], np.diff(np.append(first, len(order))), routing.path[pick]
-    )
+    return _Merged(routing.source[pick], routing.dest[pick], np.diff(np.append(first, len(order))), routing.path[pick])
 
 
 def hops(net: Net, path: Int32Array) -> IntArray:

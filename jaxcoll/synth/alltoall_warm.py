@@ -23,7 +23,8 @@ FORMAT, VERSION = "jaxcoll-all-to-all-warm", 1
 
 @dataclass(frozen=True)
 class AllToAllWarm:
-    """The solved network, the trees in use at the LP's end, its arc prices (float64 [arcs]), and the routing of the schedule."""
+    """The solved network, the trees in use at the LP's end, its arc prices (float64 [arcs]), and the routing of the
+    schedule."""
 
     net: Net
     trees: Trees
@@ -113,7 +114,11 @@ def _read(head: dict[str, Any]) -> AllToAllWarm:
     source, dest = _pairs(net.ranks, head["chunks"])
     path = data["path"]
     used = max(path.max(initial=-1), trees.arc.max(initial=-1))
-    if not len(net.tail) == len(net.head) == len(data["weight"]) == net.arcs or path.shape[0] != len(source) or used >= net.arcs:
+    if (
+        not len(net.tail) == len(net.head) == len(data["weight"]) == net.arcs
+        or path.shape[0] != len(source)
+        or used >= net.arcs
+    ):
         raise ValueError("arrays that don't fit the network")
     routing = Routing(head["chunks"], source, dest, path, arc_loads(path, net.arcs))
     return AllToAllWarm(net, trees, data["weight"], routing)

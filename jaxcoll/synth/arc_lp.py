@@ -1,27 +1,36 @@
-"""The plain arc formulation of all-to-all throughput on HiGHS: the second solver, and the oracle of the column generation.
+"""The plain arc formulation of all-to-all throughput on HiGHS: the second solver, and the oracle of the column
+generation.
 
-Variables are f[s, a], the flow of everything that source s sends, on arc a, and the rate z of every (source, destination) pair:
+Variables are f[s, a], the flow of everything that source s sends, on arc a, and the rate z of every (source,
+destination) pair:
 
-    max z   s.t.  f[s] into v - f[s] out of v >= z at every rank v != s,   = 0 at switches,   sum over s of f[s, a] <= c_a.
+    max z   s.t.  f[s] into v - f[s] out of v >= z at every rank v != s,   = 0 at switches,   sum over s of f[s, a] <=
+    c_a.
 
-This is the relaxation (16)-(19) of MCCL appendix G with the commodities of one source added up, which loses nothing. With `steps` the network is
+This is the relaxation (16)-(19) of MCCL appendix G with the commodities of one source added up, which loses nothing.
+With `steps` the network is
 expanded in time first. With `chunks` f counts whole chunks and the congestion is minimised: the compact MILP (11)-(14).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import highspy
 import numpy as np
 
 from jaxcoll.errors import SynthesisError
 from jaxcoll.synth.alltoall_net import FloatArray, IntArray, Net
+from jaxcoll.synth.highs import new_highs
+
+if TYPE_CHECKING:
+    import highspy
 
 
 @dataclass(frozen=True)
 class ArcSolution:
-    """`throughput` per pair, `bound` proven by the solver (equal for an LP solved to the end), whether `optimal`, `load` on arcs float64 [arcs]."""
+    """`throughput` per pair, `bound` proven by the solver (equal for an LP solved to the end), whether `optimal`,
+    `load` on arcs float64 [arcs]."""
 
     throughput: float
     bound: float
@@ -59,7 +68,8 @@ def _expand(net: Net, steps: int | None) -> _Expanded:
 
 
 def _rows(net: Net, ex: _Expanded, chunks: int | None) -> tuple[FloatArray, FloatArray, IntArray, IntArray, FloatArray]:
-    """Row bounds and the matrix as triples; rows: (source, node) balances, then capacities; columns: f[s, a], then z (or the congestion)."""
+    """Row bounds and the matrix as triples; rows: (source, node) balances, then capacities; columns: f[s, a], then z
+    (or the congestion)."""
     n, arcs, nodes = net.ranks, len(ex.tail), ex.nodes
     s = np.arange(n)[:, None]
     column = (s * arcs + np.arange(arcs)).ravel()
@@ -110,6 +120,11 @@ def solve(
     lower, upper, rows, cols, values = _rows(net, ex, chunks)
     flows = net.ranks * len(ex.tail)
     order = np.argsort(cols, kind="stable")
+    solver_ = new_highs(threads, mip_rel_gap=gap, solver=solver)
+    import highspy
+
+    if time_limit is not None:
+        solver_.setOptionValue("time_limit", float(time_limit))
     lp = highspy.HighsLp()
     lp.num_col_, lp.num_row_ = flows + 1, len(lower)
     cost = np.zeros(flows + 1)
@@ -122,28 +137,20 @@ def solve(
     lp.a_matrix_.index_, lp.a_matrix_.value_ = rows[order], values[order]
     if chunks is not None:
         lp.integrality_ = [highspy.HighsVarType.kInteger] * flows + [highspy.HighsVarType.kContinuous]
-    solver_ = _highs(threads, time_limit, gap, solver)
     solver_.passModel(lp)
     solver_.run()
     return _read(net, ex, solver_, chunks)
 
 
-def _highs(threads: int | None, time_limit: float | None, gap: float, solver: str) -> highspy.Highs:
-    h = highspy.Highs()
-    h.silent()
-    h.setOptionValue("threads", threads or 0)
-    h.setOptionValue("mip_rel_gap", gap)
-    h.setOptionValue("solver", solver)
-    if time_limit is not None:
-        h.setOptionValue("time_limit", float(time_limit))
-    return h
-
-
 def _read(net: Net, ex: _Expanded, h: highspy.Highs, chunks: int | None) -> ArcSolution:
+    import highspy
+
     status, info = h.getModelStatus(), h.getInfo()
     value = np.array(h.getSolution().col_value)
     if not len(value) or info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
-        raise SynthesisError(f"the arc model ended without a solution ({h.modelStatusToString(status)}); allow more time or steps")
+        raise SynthesisError(
+            f"the arc model ended without a solution ({h.modelStatusToString(status)}); allow more time or steps"
+        )
     optimal = status == highspy.HighsModelStatus.kOptimal
     flow = value[:-1].reshape(net.ranks, -1).sum(axis=0)
     load = np.bincount(ex.base[ex.base >= 0], flow[ex.base >= 0], net.arcs)

@@ -3,7 +3,8 @@
     max z   s.t.   sum of x over the trees of class c  - z >= 0    for every source class c          (dual alpha_c)
                    sum of beta * x over all trees          <= 1    for every arc class                 (dual pi)
 
-The capacity rows are divided by the class's capacity, so beta is a utilisation and the rows are of one size. With every rank and arc
+The capacity rows are divided by the class's capacity, so beta is a utilisation and the rows are of one size. With
+every rank and arc
 alone in its class this is the paper's master, row for row.
 """
 
@@ -11,17 +12,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import highspy
 import numpy as np
 
 from jaxcoll.errors import SynthesisError
 from jaxcoll.synth.alltoall_net import FloatArray, IntArray
+from jaxcoll.synth.highs import new_highs
 from jaxcoll.synth.pricing import Trees
+
+DUAL_TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True)
 class MasterSolution:
-    """`rate`: z. `price`: duals of the capacity rows, float64 [arc classes], >= 0. `worth`: alpha_c, float64 [source classes]. `value`: x, float64 [columns]."""
+    """`rate`: z. `price`: duals of the capacity rows, float64 [arc classes], >= 0. `worth`: alpha_c, float64 [source
+    classes]. `value`: x, float64 [columns]."""
 
     rate: float
     price: FloatArray
@@ -35,11 +39,12 @@ class RestrictedMaster:
     def __init__(self, sources: int, arcs: int, threads: int | None = None):
         self._sources = sources
         self._columns = 0
-        h = highspy.Highs()
-        h.silent()
-        # A restart of presolve would throw the basis away; primal simplex continues where added columns left it.
-        for key, value in (("presolve", "off"), ("solver", "simplex"), ("simplex_strategy", 4), ("threads", threads or 1)):
-            h.setOptionValue(key, value)
+        # Presolve would throw the basis away; primal simplex (strategy 4) continues where added columns left it.
+        tight = {"primal_feasibility_tolerance": DUAL_TOLERANCE, "dual_feasibility_tolerance": DUAL_TOLERANCE}
+        h = new_highs(threads, presolve="off", solver="simplex", simplex_strategy=4, **tight)
+        import highspy
+
+        self._status = highspy.HighsModelStatus
         lp = highspy.HighsLp()
         lp.num_col_, lp.num_row_ = 1, sources + arcs
         lp.col_cost_, lp.col_lower_, lp.col_upper_ = np.ones(1), np.zeros(1), np.full(1, np.inf)
@@ -57,7 +62,8 @@ class RestrictedMaster:
         return self._columns
 
     def add(self, source: IntArray, trees: Trees) -> None:
-        """Add columns: `source` int64 [k], the class of each; in `trees` arcs are arc classes and units shares of a class's capacity."""
+        """Add columns: `source` int64 [k], the class of each; in `trees` arcs are arc classes and units shares of a
+        class's capacity."""
         k = len(trees)
         start = trees.start[:-1] + np.arange(k)
         index = np.empty(len(trees.arc) + k, np.int32)
@@ -75,10 +81,13 @@ class RestrictedMaster:
             self._h.setOptionValue("time_limit", self._h.getRunTime() + max(time_limit, 0.01))
         self._h.run()
         status = self._h.getModelStatus()
-        if status == highspy.HighsModelStatus.kTimeLimit:
+        if status == self._status.kTimeLimit:
             return None
-        if status != highspy.HighsModelStatus.kOptimal:
-            raise SynthesisError(f"the master problem ended as {self._h.modelStatusToString(status)}: capacities that differ by more than 10^9 are a likely cause")
+        if status != self._status.kOptimal:
+            raise SynthesisError(
+                f"the master problem ended as {self._h.modelStatusToString(status)}; capacities that differ by more than "
+                "10^9 are a likely cause"
+            )
         solution = self._h.getSolution()
         price = np.abs(np.array(solution.row_dual[self._sources :]))
         value = np.array(solution.col_value)

@@ -1,7 +1,9 @@
 """Shortest-path trees over the time-expanded network, for many sources at once.
 
-A chunk crosses any number of switches within one step and may wait at ranks only (MCCL 4.2). One step is therefore: relax the arcs into
-switches until nothing improves, then relax the arcs into ranks once. All sources are relaxed together, as matrix operations over [heads, sources].
+A chunk crosses any number of switches within one step and may wait at ranks only (MCCL 4.2). One step is therefore:
+relax the arcs into
+switches until nothing improves, then relax the arcs into ranks once. All sources are relaxed together, as matrix
+operations over [heads, sources].
 """
 
 from __future__ import annotations
@@ -16,10 +18,19 @@ from jaxcoll.synth.alltoall_net import FloatArray, IntArray, Net
 
 Int32Array = NDArray[np.int32]
 
+BLOCK = 64
+"""Sources priced together: their matrices stay in the cache."""
+
+
+def blocks(sources: IntArray, size: int = BLOCK) -> list[IntArray]:
+    """`sources` in pieces of at most `size`."""
+    return [sources[i : i + size] for i in range(0, len(sources), size)]
+
 
 @dataclass(frozen=True)
 class _Heads:
-    """Arcs grouped by head: heads sorted by in-degree, falling, so that the k-th arcs of all heads that have one are a prefix."""
+    """Arcs grouped by head: heads sorted by in-degree, falling, so that the k-th arcs of all heads that have one are
+    a prefix."""
 
     nodes: IntArray
     arcs: tuple[IntArray, ...]
@@ -36,7 +47,8 @@ class _Heads:
 
 @dataclass(frozen=True)
 class Trees:
-    """Sparse arc loads of k trees: tree i is rooted at rank `source[i]` and puts `units[j]` on arc `arc[j]`, start[i] <= j < start[i + 1]."""
+    """Sparse arc loads of k trees: tree i is rooted at rank `source[i]` and puts `units[j]` on arc `arc[j]`, start[i]
+    <= j < start[i + 1]."""
 
     source: IntArray
     start: IntArray
@@ -85,7 +97,8 @@ class Trees:
 
 @dataclass(frozen=True)
 class Forest:
-    """Shortest-path trees of `sources` (int64 [S]). `dist`: float64 [nodes, S], inf where unreachable within the steps."""
+    """Shortest-path trees of `sources` (int64 [S]). `dist`: float64 [nodes, S], inf where unreachable within the
+    steps."""
 
     net: Net
     sources: IntArray
@@ -117,7 +130,8 @@ class Forest:
         return Trees.from_keys(self.sources, net.arcs, np.concatenate(keys), np.concatenate(amounts))
 
     def paths(self, column: IntArray, dest: IntArray) -> Int32Array:
-        """Arcs of the paths sources[column[i]] -> dest[i], int32 [len(dest), longest], from the source on, padded with -1."""
+        """Arcs of the paths sources[column[i]] -> dest[i], int32 [len(dest), longest], from the source on, padded
+        with -1."""
         node, back = dest.copy(), []
         for row, pred in reversed(self.layers):
             arc = np.full(len(node), -1, np.int32)
@@ -152,7 +166,8 @@ class Pricer:
         return row
 
     def trees(self, weight: FloatArray, sources: IntArray) -> Forest:
-        """Trees for arc weights `weight` (float64 [arcs], or [arcs, S] to price every source alone; >= 0, inf forbids an arc). Of equal paths the one with the fewest steps is kept."""
+        """Trees for arc weights `weight` (float64 [arcs], or [arcs, S] to price every source alone; >= 0, inf forbids
+        an arc). Of equal paths the one with the fewest steps is kept."""
         dist = np.full((self.net.nodes, len(sources)), np.inf)
         dist[sources, np.arange(len(sources))] = 0.0
         layers: list[tuple[IntArray, Int32Array]] = []
@@ -164,7 +179,12 @@ class Pricer:
         return Forest(self.net, sources, dist, tuple(layers))
 
     def _relax(
-        self, heads: _Heads, row: IntArray, weight: FloatArray, dist: FloatArray, layers: list[tuple[IntArray, Int32Array]]
+        self,
+        heads: _Heads,
+        row: IntArray,
+        weight: FloatArray,
+        dist: FloatArray,
+        layers: list[tuple[IntArray, Int32Array]],
     ) -> bool:
         if not len(heads.nodes):
             return False
