@@ -66,13 +66,14 @@ void TcpLink::Push(Conn* c, Item item) {
   bool ok = true;
   {
     std::lock_guard<std::mutex> lock(c->write_mu);
-    bool first = c->queue.empty(), small = item.stream == nullptr;
+    bool first = c->queue.empty();
     c->queue.push_back(std::move(item));
     if (!c->queue.back().owned.empty()) c->queue.back().spans[0].data = c->queue.back().owned.data();
-    // A small message goes out at once; a stream is left to whoever polls, since OnSent may not be called from here.
-    if (first && small) ok = Write(c, &sent);
+    // What the socket takes goes out at once. The end of a stream is told by whoever polls next: OnSent may not be called from here.
+    if (first) ok = Write(c, &sent);
     if (!c->queue.empty()) transport_->Arm(c, true);
   }
+  if (!sent.empty()) transport_->SentLater(this, sent);
   if (!ok) {
     cant_write_ = true;
     transport_->Kick();
@@ -108,7 +109,6 @@ void TcpLink::Stream(const Header& header, const std::vector<Span>& payload, uin
     }
     Push(conns_[(first + f) % conns_.size()].get(), std::move(item));
   }
-  transport_->Kick();
 }
 
 bool TcpLink::Write(Conn* c, std::vector<uint64_t>* sent) {
@@ -394,6 +394,27 @@ void TcpTransport::Stop() {
   if (thread_.joinable()) thread_.join();
 }
 
+void TcpTransport::SentLater(TcpLink* link, const std::vector<uint64_t>& tokens) {
+  {
+    std::lock_guard<std::mutex> lock(sent_mu_);
+    for (uint64_t t : tokens) sent_.emplace_back(link, t);
+    any_sent_ = true;
+  }
+  if (pollers_ == 0) Kick();
+}
+
+bool TcpTransport::ReportSent() {
+  if (!any_sent_.load(std::memory_order_relaxed)) return false;
+  std::vector<std::pair<TcpLink*, uint64_t>> sent;
+  {
+    std::lock_guard<std::mutex> lock(sent_mu_);
+    sent.swap(sent_);
+    any_sent_ = false;
+  }
+  for (auto [link, token] : sent) sink_->OnSent(link, token);
+  return !sent.empty();
+}
+
 void TcpTransport::Kick() {
   uint64_t one = 1;
   if (write(wake_fd_, &one, sizeof(one)) < 0) return;  // full: it is awake anyway
@@ -467,10 +488,12 @@ bool TcpTransport::HandleEvents(int timeout_ms) {
 
 bool TcpTransport::Poll() {
   std::unique_lock<std::mutex> lock(poll_mu_, std::try_to_lock);
-  return lock.owns_lock() && HandleEvents(0);
+  bool any = ReportSent();
+  return (lock.owns_lock() && HandleEvents(0)) || any;
 }
 
 void TcpTransport::Wait(uint32_t, int64_t timeout_ns) {
+  if (any_sent_) return;
   epoll_event peek;
   epoll_wait(epoll_fd_, &peek, 1, static_cast<int>(std::max<int64_t>(1, timeout_ns / 1000000)));
 }
@@ -499,6 +522,7 @@ void TcpTransport::ServiceLoop() {
     std::unique_lock<std::mutex> lock(poll_mu_);
     bool any = HandleEvents(0);
     lock.unlock();
+    any = ReportSent() || any;
     if (any) sink_->Work();
   }
 }

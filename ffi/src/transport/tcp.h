@@ -102,6 +102,9 @@ class TcpTransport final : public Pollable {
   void Down(TcpLink* link);
   void Ended(TcpLink* link, TcpLink::Conn* c);
   void Kick();
+  // Streams whose last byte went out where OnSent could not be called; the next poll reports them.
+  void SentLater(TcpLink* link, const std::vector<uint64_t>& tokens);
+  bool ReportSent();
   void ServiceLoop();
 
   const int epoll_fd_, wake_fd_;
@@ -111,6 +114,9 @@ class TcpTransport final : public Pollable {
   std::atomic<bool> carries_data_{false}, to_flush_{false};
   std::mutex poll_mu_, wait_mu_;
   std::condition_variable wait_cv_;
+  std::mutex sent_mu_;
+  std::vector<std::pair<TcpLink*, uint64_t>> sent_;
+  std::atomic<bool> any_sent_{false};
   std::atomic<int> pollers_{0};
   std::atomic<bool> stopping_{false};
   std::thread thread_;
