@@ -174,6 +174,7 @@ class _Series:
     """One variant in one placement, as its blocks come in. swapped_at: the epoch after which nothing was swapped."""
 
     seconds: list[float] = dataclasses.field(default_factory=list)
+    starved: list[float] = dataclasses.field(default_factory=list)
     swaps: int = 0
     reverts: int = 0
     swapped_at: int = 0
@@ -181,6 +182,7 @@ class _Series:
     def add(self, answers: Sequence[Message], totals: Totals) -> None:
         """Take in the ranks' answers to one block. An epoch lasts as long as its slowest rank."""
         self.seconds += [max(times) for times in zip(*(answer["seconds"] for answer in answers))]
+        self.starved.append(max(answer["starved"] for answer in answers))
         swaps, reverts = (max(answer[key] for answer in answers) for key in ("swaps", "reverts"))
         if swaps + reverts > self.swaps + self.reverts:
             self.swapped_at = len(self.seconds)
@@ -230,7 +232,7 @@ def _place(
     settled = min(max(s.swapped_at for s in series.values()), plan.epochs * 3 // 4)
     where = f"h{victim}" if bed.layout.name == "star" or plan.victim is not None else "middle"
     return [
-        Row.of(variant, placement, count, len(bed.layout.hosts), where, s.seconds, settled, rate)
+        Row.of(variant, placement, count, len(bed.layout.hosts), where, s.seconds, settled, rate, s.starved)
         for variant, s in series.items()
     ]
 
@@ -254,10 +256,12 @@ def measure(
     return rows, totals
 
 
-def mean_ratio(rows: Sequence[Row], count: int, slow: str, fast: str) -> float:
-    """Mean time of `slow` over that of `fast`, over all placements with `count` flows (above 1: `fast` is faster)."""
-    means = [
-        statistics.fmean(row.mean_ms for row in rows if row.p == count and row.variant == variant)
-        for variant in (slow, fast)
-    ]
-    return means[0] / means[1]
+def ratio(rows: Sequence[Row], count: int, slow: str, fast: str) -> dict[str, float]:
+    """Time of `slow` over that of `fast` over all placements with `count` flows (above 1: `fast` is faster), for the
+    "mean" (of everything), the "p50" and the "after" (convergence); each the average over the placements."""
+    fields = {"mean": "mean_ms", "p50": "p50_ms", "after": "after_convergence_mean_ms"}
+
+    def average(variant: str, field: str) -> float:
+        return statistics.fmean(getattr(row, field) for row in rows if row.p == count and row.variant == variant)
+
+    return {name: round(average(slow, field) / average(fast, field), 4) for name, field in fields.items()}

@@ -248,12 +248,12 @@ def _bench(args: argparse.Namespace) -> int:
         print(f"# psum of {config.format_size(plan.size)}B float32, {args.hosts} hosts, {args.topology}, ", end="")
         print(f"links of {layout.format_rate(args.link)}, schedule {args.schedule}\n{result.HEAD}", flush=True)
         rows, totals = bench.measure(bed, plan, say, lambda row: print(row, flush=True))
-    ratios: dict[str, float] = {}
+    ratios: dict[str, dict[str, float]] = {}
     for count in plan.flows:
         for slow, fast in zip(plan.variants[1:], [plan.variants[0]] * len(plan.variants)):
-            ratios[f"p={count}: {slow}/{fast}"] = bench.mean_ratio(rows, count, slow, fast)
-    for name, value in ratios.items():
-        print(f"# {name} {value:.3f}")
+            ratios[f"p={count}: {slow}/{fast}"] = bench.ratio(rows, count, slow, fast)
+    for name, by_kind in ratios.items():
+        print(f"# {name}:", *(f"{kind} {value:.3f}" for kind, value in by_kind.items()))
     print(
         f"# swaps {totals.swaps}, reverts {totals.reverts}, compilations after the first {totals.compilations}, ",
         end="",

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-HEAD = "#  p  placement  victim  variant    mean ms    p50 ms    p95 ms  after ms   strangers Mbit/s"
+HEAD = "#  p  placement  victim  variant    mean ms    p50 ms    p95 ms  after ms  starved ms   strangers Mbit/s"
 
 
 def quantile(values: Sequence[float], q: float) -> float:
@@ -21,7 +21,9 @@ class Row:
     """One variant in one placement. Times are milliseconds; an epoch's time is that of its slowest rank.
 
     p: background flows. after_convergence_mean_ms: mean from epoch `settled` on (the tuner's last move; the same epochs
-    for every variant). background_mbit: what the strangers got, all flows together, in Mbit/s.
+    for every variant). starved_ms: per epoch, how long the threads of the worst rank were ready and had no core: where
+    it is not small against the mean, the machine was measured, not the network. background_mbit: what the strangers
+    got, all flows together, in Mbit/s.
     """
 
     variant: str
@@ -34,31 +36,27 @@ class Row:
     p95_ms: float
     after_convergence_mean_ms: float
     settled: int
+    starved_ms: float
     background_mbit: float
     epoch_ms: tuple[float, ...]
 
     @staticmethod
     def of(
-        variant: str,
-        placement: int,
-        p: int,
-        hosts: int,
-        victim: str,
-        seconds: Sequence[float],
-        settled: int,
-        rate: float,
-    ) -> Row:
-        """The row of these epochs (seconds each); `rate` is bits per second."""
+        variant: str, placement: int, p: int, hosts: int, victim: str, seconds: Sequence[float], settled: int,
+        rate: float, starved: Sequence[float] = (0.0,),
+    ) -> Row:  # fmt: skip
+        """The row of these epochs (seconds each); `rate` is bits per second, `starved` seconds an epoch, by block."""
         times = tuple(round(1e3 * value, 3) for value in seconds)
         mean, after = statistics.fmean(times), statistics.fmean(times[settled:])
         middle, late = statistics.median(times), quantile(times, 0.95)
-        return Row(variant, placement, p, hosts, victim, mean, middle, late, after, settled, rate / 1e6, times)
+        wait = 1e3 * statistics.fmean(starved)
+        return Row(variant, placement, p, hosts, victim, mean, middle, late, after, settled, wait, rate / 1e6, times)
 
     def __str__(self) -> str:
         numbers = (self.mean_ms, self.p50_ms, self.p95_ms, self.after_convergence_mean_ms)
         cells = "".join(f"{value:10.1f}" for value in numbers)
         place = f"{self.p:4d}  {self.placement:9d}  {self.victim:>6}  {self.variant:<8} "
-        return f"{place}{cells}  {self.background_mbit:17.1f}"
+        return f"{place}{cells}  {self.starved_ms:10.1f}  {self.background_mbit:17.1f}"
 
 
 @dataclasses.dataclass
@@ -81,7 +79,7 @@ class Totals:
 
 
 def as_json(
-    rows: Sequence[Row], totals: Totals, settings: Mapping[str, Any], ratios: Mapping[str, float]
+    rows: Sequence[Row], totals: Totals, settings: Mapping[str, Any], ratios: Mapping[str, Mapping[str, float]]
 ) -> dict[str, Any]:
     """The result as one JSON object."""
     return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import socket
@@ -25,6 +26,15 @@ _COMPILED = "/jax/core/compile/backend_compile_duration"
 
 # Two inputs take turns, so that a result left over from the epoch before can't pass for the right one.
 _INPUTS = 2
+
+
+def _starved() -> float:
+    """Seconds that this process's threads have been ready to run and were given no core, all threads together."""
+    nanoseconds = 0
+    for task in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/schedstat") as file:
+            nanoseconds += int(file.read().split()[1])
+    return nanoseconds / 1e9
 
 
 def _pattern(rank: int, which: int) -> np.ndarray:
@@ -77,10 +87,11 @@ class Worker:
     def block(self, epochs: int, settle: int) -> Message:
         """Run `settle` epochs without the clock (ranks leave the command loop at different times), then time `epochs`.
 
-        Answers {"seconds": [...], "wrong", "compilations", "swaps", "reverts"}; all but the seconds are totals.
+        Answers {"seconds": [...], "starved", "wrong", "compilations", "swaps", "reverts"}: starved is the seconds
+        without a core per epoch; the last three are totals of this process.
         """
         seconds: list[float] = []
-        wrong = 0
+        wrong, before = 0, _starved()
         gc.disable()
         try:
             for i in range(settle + epochs):
@@ -93,7 +104,8 @@ class Worker:
         # Rank 0 leads: it alone decides on swaps, and counts them.
         tuner = jaxcoll.status()["tuner"] if self._tuned and jax.process_index() == 0 else {"swaps": 0, "reverts": 0}
         counts = {"swaps": int(tuner["swaps"]), "reverts": int(tuner["reverts"]), "compilations": self._compilations}
-        return {"seconds": seconds, "wrong": wrong, **counts}
+        starved = max(0.0, _starved() - before) / (settle + epochs)
+        return {"seconds": seconds, "starved": starved, "wrong": wrong, **counts}
 
 
 def main() -> int:

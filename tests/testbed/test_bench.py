@@ -15,7 +15,7 @@ from needs import need
 from jaxcoll.errors import UsageError
 from jaxcoll.schedule import Kind, build
 from jaxcoll.testbed import access, racks, result, spines, star
-from jaxcoll.testbed.bench import Plan, background, check, incoming, mean_ratio, outsiders_needed, victims
+from jaxcoll.testbed.bench import Plan, background, check, incoming, outsiders_needed, ratio, victims
 from jaxcoll.testbed.cli import main
 from testbed.helpers import Start, left_over, ordinary, outcome
 
@@ -96,8 +96,8 @@ def test_rows_are_in_milliseconds_and_settle():
     assert got.after_convergence_mean_ms == pytest.approx(200)
     assert got.background_mbit == pytest.approx(100)
     rows = [got, row("lax", [0.5] * 40), row("lax", [9.0], p=2)]
-    assert mean_ratio(rows, 1, "lax", "tuned") == pytest.approx(2.0)
-    assert str(got).split() == ["1", "0", "h3", "tuned", "250.0", "200.0", "400.0", "200.0", "100.0"]
+    assert ratio(rows, 1, "lax", "tuned") == {"mean": 2.0, "p50": 2.5, "after": 2.5}
+    assert str(got).split() == ["1", "0", "h3", "tuned", "250.0", "200.0", "400.0", "200.0", "0.0", "100.0"]
 
 
 def test_compilations_of_new_processes_count_afresh():
@@ -140,6 +140,7 @@ def test_bench_from_end_to_end(start: Start, tmp_path: Path):
         assert len(one["epoch_ms"]) == 4
         # 256 KiB over 100 Mbit/s take 21 ms, and every host must receive that much.
         assert one["p50_ms"] > 15
+        assert 0 < one["starved_ms"] < 20 * one["mean_ms"]
         assert (one["background_mbit"] > 10) == (one["p"] == 1)
     assert left_over("tbench") == []
     assert "compilations after the first 0, wrong 0" in said
