@@ -3,7 +3,7 @@
 #   make demo                      train a Flax model on eight processes, jax.lax against jaxcoll
 #   make test                      all tests;  make test PYTHON=python3.12  with another interpreter
 #   make lint                      formatters, linters, type checker, layer rules
-#   make asan, make tsan           the native tests (and a multi-process run) under sanitizers
+#   make asan, make tsan           the native tests and a multi-process run under sanitizers
 #   make bench                     the numbers of BENCHMARKS.md
 #   make wheel                     dist/*.whl;    make clean, make distclean
 
@@ -109,7 +109,7 @@ define sanitized
 	$(BIN)/cmake --build build/$@ -j $(JOBS)
 	$(call ctest,build/$@,$(3))
 	$(3) LD_PRELOAD="$$($${CXX:-c++} -print-file-name=$(2)) $$($${CXX:-c++} -print-file-name=libstdc++.so)" JAXCOLL_LIBRARY=$(CURDIR)/build/$@/libjaxcoll.so \
-	  JAXCOLL_TEST_SANITIZER=$@ $(BIN)/python -m pytest tests/sanitize $(TESTS)
+	  JAXCOLL_TEST_SANITIZER=$@ $(BIN)/python -m pytest tests/native tests/sanitize $(TESTS)
 endef
 
 comma := ,
