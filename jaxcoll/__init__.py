@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from jaxcoll.routing import disable as disable
     from jaxcoll.routing import enable as enable
     from jaxcoll.routing import is_enabled as is_enabled
+    from jaxcoll.runtime import init as init
+    from jaxcoll.runtime.advice import explain as explain
     from jaxcoll.runtime.status import status as status
     from jaxcoll.runtime.status import tune as tune
 
@@ -32,7 +34,8 @@ _HOME = {
     **{name: "jaxcoll.ops" for name in _OPS},
     **{name: "jaxcoll.routing" for name in ("enable", "disable", "is_enabled")},
     **{name: "jaxcoll.runtime.status" for name in ("tune", "status")},
-    "explain": "jaxcoll.runtime",
+    "init": "jaxcoll.runtime",
+    "explain": "jaxcoll.runtime.advice",
 }
 
 

@@ -15,27 +15,40 @@ from jaxcoll.version import __version__
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """A subcommand: the module whose `main(argv) -> exit status` runs it, one line of help, and an example."""
+    """A subcommand: "module:function" (argv -> exit status) that runs it, one line of help, and an example."""
 
     name: str
-    module: str
+    target: str
     help: str
     example: str
 
+    @property
+    def module(self) -> str:
+        """The module's name."""
+        return self.target.partition(":")[0]
+
+    def run(self, argv: Sequence[str]) -> int:
+        """Import the module and run the command."""
+        return getattr(importlib.import_module(self.module), self.target.partition(":")[2])(argv)
+
 
 COMMANDS = (
-    Command("bench", "jaxcoll.bench.cli", "Time collectives, against jax.lax and MPI.", "bench --ranks 8 --peers lax"),
-    Command("doctor", "jaxcoll.doctor", "Check this installation and machine; says what to mend.", "doctor"),
-    Command("config", "jaxcoll.config", "Print every setting, its value and where it comes from.", "config"),
-    Command("launch", "jaxcoll.launch", "Run a program as N processes on this machine.", "launch -n 8 train.py"),
-    Command("draw", "jaxcoll.schedule.draw", "Draw a schedule as SVG.", "draw dual_tree --ranks 16 -o tree.svg"),
-    Command("explain", "jaxcoll.runtime.explain", "Say which schedule would be chosen, and why.", "explain psum 4M"),
-    Command("verify", "jaxcoll.schedule.verify_cli", "Verify a schedule file.", "verify schedule.xml"),
-    Command("synth", "jaxcoll.synth.cli", "Make a schedule for a given topology.", "synth --help"),
-    Command("replay", "jaxcoll.replay", "Take the tuner's decisions of a run again.", "replay run.jsonl"),
-    Command("top", "jaxcoll.top", "Watch a tuned program while it runs.", "top"),
-    Command("report", "jaxcoll.report", "Make a page out of a run log.", "report run.jsonl -o report.html"),
-    Command("testbed", "jaxcoll.testbed.cli", "Hosts and slow links in network namespaces.", "testbed --help"),
+    Command(
+        "bench", "jaxcoll.bench.cli:main", "Time collectives, against jax.lax and MPI.", "bench --ranks 8 --peers lax"
+    ),
+    Command("doctor", "jaxcoll.doctor:main", "Check this installation and machine; says what to mend.", "doctor"),
+    Command("config", "jaxcoll.config:main", "Print every setting, its value and where it comes from.", "config"),
+    Command("launch", "jaxcoll.launch:main", "Run a program as N processes on this machine.", "launch -n 8 train.py"),
+    Command("draw", "jaxcoll.commands:draw_main", "Draw a schedule as SVG.", "draw dual_tree --ranks 16 -o tree.svg"),
+    Command(
+        "explain", "jaxcoll.commands:explain_main", "Say which schedule would be chosen, and why.", "explain psum 4M"
+    ),
+    Command("verify", "jaxcoll.synth.cli:verify_main", "Verify a schedule file.", "verify schedule.xml"),
+    Command("synth", "jaxcoll.synth.cli:synth_main", "Make a schedule for a given topology.", "synth --help"),
+    Command("replay", "jaxcoll.replay:main", "Take the tuner's decisions of a run again.", "replay run.jsonl"),
+    Command("top", "jaxcoll.top:main", "Watch a tuned program while it runs.", "top"),
+    Command("report", "jaxcoll.report:main", "Make a page out of a run log.", "report run.jsonl -o report.html"),
+    Command("testbed", "jaxcoll.testbed.cli:main", "Hosts and slow links in network namespaces.", "testbed --help"),
 )
 
 
@@ -82,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     warnings.simplefilter("default", UserWarning)
     try:
-        return importlib.import_module(by_name[args[0]].module).main(args[1:])
+        return by_name[args[0]].run(args[1:])
     except UsageError as error:
         print(f"jaxcoll {args[0]}: {error}", file=sys.stderr)
         return 2

@@ -40,9 +40,14 @@ def size_class(nbytes: int) -> int:
     return c
 
 
+def class_top(c: int) -> int:
+    """The largest size of a class, in bytes."""
+    return _CLASS_BASE << (2 * c)
+
+
 def class_bytes(c: int) -> int:
     """The size that stands for a class: half its upper end."""
-    return (_CLASS_BASE << (2 * c)) // 2
+    return class_top(c) // 2
 
 
 @dataclasses.dataclass(frozen=True)

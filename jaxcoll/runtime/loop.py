@@ -9,13 +9,13 @@ from typing import Any
 
 from jaxcoll import config
 from jaxcoll.errors import UsageError
-from jaxcoll.runtime import control, policy
+from jaxcoll.runtime import control
 from jaxcoll.runtime.job import MemoryStore
 from jaxcoll.runtime.leader import Leader
-from jaxcoll.runtime.runlog import RunLog
 from jaxcoll.runtime.sets import Sets
 from jaxcoll.runtime.worker import Worker, local_counts
 from jaxcoll.runtime.world import World
+from jaxcoll.steering import policy
 
 _BY_SETTING: dict[str, tuple[str, dict[str, Any]]] = {
     "on": ("jaxcoll", {}),
@@ -27,9 +27,9 @@ _BY_SETTING: dict[str, tuple[str, dict[str, Any]]] = {
 class Loop:
     """Tuning in this process. Made in every process of the job; those may come at different times."""
 
-    def __init__(self, world: World, sets: Sets, chosen: policy.Policy):
+    def __init__(self, world: World, sets: Sets, name: str, params: dict[str, Any]):
         settings, job = world.settings, world.job
-        self.policy = chosen
+        self.policy = policy.make(name, **params)
         self.started = time.time()
         if not settings.record:
             raise UsageError("the tuner needs records: unset JAXCOLL_RECORD")
@@ -42,7 +42,8 @@ class Loop:
         if leads is not None:
             names = [p.host for p in world.peers] or ["here"]
             hosts = [names.index(name) for name in names]
-            self.leader = Leader(job, store, leads, chosen, hosts, RunLog(settings.run_log))
+            given = {"policy": name, "params": params, "run_log": settings.run_log, "log": settings.log}
+            self.leader = Leader(job, store, leads, hosts, given)
             self.leader.start()
         self.worker = Worker(world, sets, end, store)
 
@@ -66,14 +67,8 @@ class Loop:
             "records": local_counts(self.worker),
         }
         if self.leader is not None:
-            sets = [tuned.summary() for tuned in list(self.leader.sets.values())]
-            out |= {
-                "state": "on" if self.leader.running else f"stopped: {self.leader.error or 'ended'}",
-                "swaps": sum(s["swaps"] for s in sets),
-                "reverts": sum(s["reverts"] for s in sets),
-                "sets": sets,
-                "decisions": list(self.leader.history),
-            }
+            out |= self.leader.report
+            out["state"] = "on" if self.leader.running else f"stopped: {self.leader.error or 'ended'}"
         return out
 
 
@@ -84,11 +79,10 @@ _loop: Loop | None = None
 def start(world: World, sets: Sets, name: str, **params: Any) -> Loop:
     """Starts tuning; every process of the job must. UsageError if it runs already."""
     global _loop
-    chosen = policy.make(name, **params)
     with _lock:
         if _loop is not None:
             raise UsageError(f"the tuner runs already (policy {_loop.policy.name!r}); a job chooses its policy once")
-        _loop = Loop(world, sets, chosen)
+        _loop = Loop(world, sets, name, params)
         world.before_stop(stop)
         return _loop
 

@@ -54,7 +54,7 @@ class Sets:
     """All sets of this process."""
 
     def __init__(self, world: World):
-        self._world = world
+        self.world = world
         self._lock = threading.Lock()
         self._known: dict[tuple[tuple[int, ...], int], SetInfo] = {}
 
@@ -65,7 +65,7 @@ class Sets:
 
     def prepare(self, want: Want, groups: Groups) -> int:
         """Makes the set known for every group that has a device of this process. Returns its key."""
-        mine = set(self._world.job.devices[self._world.job.me])
+        mine = set(self.world.job.devices[self.world.job.me])
         key = want.key()
         with self._lock:
             for group in groups:
@@ -80,7 +80,7 @@ class Sets:
         if want.schedule is not None:
             schedules, chosen = [override(want, len(group))], 0
         else:
-            rows = choice.estimates(want.kind, len(group), nbytes, self._world.speed, want.root, want.perm)
+            rows = choice.estimates(want.kind, len(group), nbytes, self.world.speed, want.root, want.perm)
             usable = [r for r in rows if r.seconds is not None]
             schedules = [
                 choice.make(r.name, want.kind, len(group), want.root, want.perm, nbytes > 1 << 20) for r in usable
@@ -89,8 +89,8 @@ class Sets:
             if want.deterministic:
                 schedules, chosen = [schedules[chosen]], 0
         try:
-            programs = [self._world.load_program(s) for s in schedules]
-            self._world.define_set(key, group, programs, chosen)
+            programs = [self.world.load_program(s) for s in schedules]
+            self.world.define_set(key, group, programs, chosen)
         except NativeError as error:
             raise ScheduleError(str(error)) from error
         return SetInfo(want, key, group, schedules, programs, chosen, rows)

@@ -7,6 +7,7 @@ from typing import Any
 import jaxcoll.runtime as runtime
 from jaxcoll import config
 from jaxcoll.runtime import loop, world
+from jaxcoll.steering import policy as policies
 from jaxcoll.version import __version__
 
 
@@ -24,7 +25,7 @@ def tune(policy: str = "jaxcoll", **params: Any) -> None:
     Raises UsageError for an unknown policy or parameter, or if the tuner runs already.
     """
     # A wrong policy is refused before the other processes are waited for.
-    loop.policy.make(policy, **params)
+    policies.make(policy, **params)
     sets = runtime.get_sets()
     runtime.register()
     loop.start(world.get(), sets, policy, **params)

@@ -21,11 +21,10 @@ from jaxcoll.runtime.native import NativeError
 from jaxcoll.runtime.sets import SetInfo, Sets
 from jaxcoll.runtime.world import World
 from jaxcoll.schedule import Schedule, decode, encode
+from jaxcoll.steering.tuned import SetId
 
 log = logging.getLogger("jaxcoll")
 
-SetId = tuple[int, int]
-"""(communicator id, set key)."""
 Place = tuple[int, int, int]
 """(call site, launch, index): an execution."""
 
@@ -190,6 +189,19 @@ def settle(store: Store, attempt: str, wish: str) -> str:
     return wish if store.set_once(key, wish) else store.get(key, WAIT_S)
 
 
+def points_behind(places: Sequence[Sequence[Place]], margin: int) -> list[Place]:
+    """For every call site, the first execution of the launch `margin` launches behind the furthest that any process has begun.
+
+    Launch numbers may wrap around: the difference decides, as in the library.
+    """
+    furthest: dict[int, int] = {}
+    for mine in places:
+        for site, launch, _ in mine:
+            if site not in furthest or launch - furthest[site] > 0:
+                furthest[site] = launch
+    return [(site, launch + margin, 0) for site, launch in furthest.items()]
+
+
 __all__ = [
     "CANCEL",
     "COMMIT",
@@ -198,6 +210,7 @@ __all__ = [
     "Outcome",
     "Place",
     "SetId",
+    "points_behind",
     "program_id",
     "settle",
     "verdict_key",

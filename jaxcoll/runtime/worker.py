@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import logging
 import threading
 import time
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxcoll.runtime import choice
 from jaxcoll.runtime.control import Message, WorkerEnd
 from jaxcoll.runtime.drain import Drain
 from jaxcoll.runtime.job import Store
@@ -17,7 +19,7 @@ from jaxcoll.runtime.native import NativeError
 from jaxcoll.runtime.sets import SetInfo, Sets
 from jaxcoll.runtime.swap import COMMIT, LocalSwaps, SetId
 from jaxcoll.runtime.world import World
-from jaxcoll.schedule import encode
+from jaxcoll.schedule import Kind, Schedule, build, builders, encode
 from jaxcoll.telemetry import Records
 
 log = logging.getLogger("jaxcoll")
@@ -25,22 +27,41 @@ log = logging.getLogger("jaxcoll")
 _TICK_S = 0.1
 _NAP_S = 0.2  # how often new sets are looked for, and call sites that are still unknown
 _SITES_S = 2.0  # how often known call sites are looked up again: one may have got a second set
+_MANY = 64  # ranks above which no variants are added: their programs would be large
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
 def describe(info: SetInfo) -> Message:
-    """A set as the leader learns of it."""
+    """A set as the leader learns of it, with all schedules that it may move to."""
     want = info.want
     return {
         "devices": list(info.devices),
         "kind": want.kind.label,
         "size_class": want.size_class,
-        "reduce": want.reduce,
-        "override": want.schedule,
+        "nbytes": choice.class_bytes(want.size_class),
         "deterministic": want.deterministic,
         "chosen": info.chosen,
-        "programs": [base64.b64encode(encode(s)).decode() for s in info.schedules],
+        "programs": [base64.b64encode(encode(s)).decode() for s in (*info.schedules, *_variants(info))],
     }
+
+
+def _variants(info: SetInfo) -> list[Schedule]:
+    """Schedules beside those of the set: the usual candidates, and direct ones that let some ranks reduce nothing.
+
+    The first positions have no share; a table puts the congested hosts there.
+    """
+    want, n = info.want, len(info.devices)
+    if want.kind is Kind.PERMUTE or n > _MANY:
+        return []
+    known = builders(want.kind)
+    names = [name for name in choice.CANDIDATES[want.kind] if name in known and known[name].supports(n) is None]
+    large = choice.class_bytes(want.size_class) > 1 << 20
+    out = [choice.make(name, want.kind, n, want.root, want.perm, large) for name in names]
+    if want.kind is Kind.ALL_REDUCE and n >= 4:
+        for idle in (1, 2):
+            made = build("direct", want.kind, n, shares=[0] * idle + [1] * (n - idle))
+            out.append(dataclasses.replace(made, name=f"direct but {idle}"))
+    return out
 
 
 def sampled(records: Records, stride: int) -> Records:
@@ -76,7 +97,7 @@ class Worker:
         return self._drain
 
     def stop(self) -> None:
-        """Ends both threads; what was promised is settled first, so that nobody waits for us."""
+        """Ends both threads. A promise that is still open concerns this process alone: the verdict stands in the store."""
         self._drain.stop()
         self._stopping.set()
         self._thread.join(2.0)

@@ -1,0 +1,102 @@
+"""Why this schedule: the cost model's table for one collective and size, as text."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from jaxcoll import config, launch
+from jaxcoll.errors import UsageError
+from jaxcoll.runtime import choice
+from jaxcoll.schedule import Kind
+
+OPERATIONS = {
+    "psum": Kind.ALL_REDUCE,
+    "pmean": Kind.ALL_REDUCE,
+    "pmax": Kind.ALL_REDUCE,
+    "pmin": Kind.ALL_REDUCE,
+    "all_gather": Kind.ALL_GATHER,
+    "psum_scatter": Kind.REDUCE_SCATTER,
+    "all_to_all": Kind.ALL_TO_ALL,
+    "pbroadcast": Kind.BROADCAST,
+}
+
+
+def explain(operation: str, nbytes: int | str, devices: Sequence[Any] | None = None) -> str:
+    """The schedules that jaxcoll considers for an operation, with predicted times, and which it takes.
+
+    operation: "psum", "all_gather" and so on. nbytes: the larger of a rank's whole input and output, in bytes, or text such as "4M".
+    devices: of the communicator, JAX devices or their ids, in the order of ranks; None: all devices. Starts jaxcoll in this process
+    (and needs the other processes of the job to do so too). Raises UsageError for an unknown operation.
+    """
+    from jaxcoll import runtime
+
+    if operation not in OPERATIONS:
+        raise UsageError(f"unknown operation {operation!r}; there are {', '.join(OPERATIONS)}")
+    kind = OPERATIONS[operation]
+    size = config.parse_size(nbytes) if isinstance(nbytes, str) else int(nbytes)
+    world = runtime.get_sets().world
+    ids = [d for p in world.job.devices for d in p] if devices is None else [int(getattr(d, "id", d)) for d in devices]
+    size_class = choice.size_class(size)
+    low = choice.class_top(size_class - 1) + 1 if size_class else 0
+    rows = choice.estimates(kind, len(ids), choice.class_bytes(size_class), world.speed, 0 if kind.rooted else None)
+    chosen = choice.best(rows)
+    s = world.speed
+    lines = [
+        f"{operation} of {config.format_size(size)} over {len(ids)} ranks: collective {kind.label}, size class {size_class} "
+        f"({low} to {choice.class_top(size_class)} bytes)",
+        f"measured: {s.alpha * 1e6:.1f} us an exchange, {_rate(s.beta)} between hosts, {_rate(s.copy_beta)} copied by one core; "
+        f"{s.local_ranks} ranks on the fullest host, {s.cores} cores",
+        "reached by: " + ", ".join(_links(world, ids)),
+    ]
+    for row in rows:
+        mark = "->" if row is chosen else "  "
+        lines.append(f"{mark} {row.name:<20}" + (f"{row.seconds * 1e6:>12.1f} us" if row.seconds is not None else f"  not usable: {row.reason}"))
+    setting = config.current().schedule
+    forced = setting.get(kind.label) or setting.get(config.EVERY_KIND)
+    lines.append(
+        f"JAXCOLL_SCHEDULE asks for {forced}, which is used instead."
+        if forced
+        else "schedule= in the call, or JAXCOLL_SCHEDULE, takes another one."
+    )
+    return "\n".join(lines)
+
+
+def _rate(beta: float) -> str:
+    return f"{1e-9 / beta:.2f} GB/s" if beta > 0 else "no link"
+
+
+def _links(world: Any, ids: Sequence[int]) -> list[str]:
+    names: dict[str, int] = {}
+    for p, devices in enumerate(world.job.devices):
+        n = len([d for d in devices if d in ids])
+        if n:
+            name = world.link_name(p)
+            names[name] = names.get(name, 0) + n
+    return [f"{name} ({n} ranks)" for name, n in names.items()]
+
+
+def main(argv: Sequence[str]) -> int:
+    """The command `jaxcoll explain`."""
+    parser = argparse.ArgumentParser(
+        prog="jaxcoll explain",
+        description="Measures this machine with the given ranks and prints the cost model's table for one operation and size.",
+        epilog="example: jaxcoll explain psum 4M --ranks 8 --layout procs",
+    )
+    parser.add_argument("operation", choices=sorted(OPERATIONS))
+    parser.add_argument("size", help="bytes of a rank's larger side: 4096, 64K, 4M")
+    parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("--layout", choices=("inproc", "procs"), default="procs", help="ranks as devices of one process, or as processes")
+    args = parser.parse_args(list(argv))
+    try:
+        config.parse_size(args.size)
+    except ValueError as error:
+        parser.error(str(error))
+    code = (
+        "import jax, jaxcoll.launch; jaxcoll.launch.initialize(); import jaxcoll; "
+        f"text = jaxcoll.explain({args.operation!r}, {args.size!r}); print(text) if jax.process_index() == 0 else None"
+    )
+    procs, devices = (args.ranks, 1) if args.layout == "procs" else (1, args.ranks)
+    return launch.run([sys.executable, "-c", code], procs, devices=devices, output="first", timeout=120).exit_code
