@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import warnings
 
 import pytest
@@ -144,6 +145,11 @@ def test_help_lists_what_there_is_and_unknown_commands_are_told_so(capsys: pytes
 
 
 def test_commands_not_installed_are_not_listed(monkeypatch: pytest.MonkeyPatch):
-    ghost = cli.Command("ghost", "jaxcoll.nowhere.cli", "", "")
+    ghost = cli.Command("ghost", "jaxcoll.nowhere.cli:main", "", "")
     monkeypatch.setattr(cli, "COMMANDS", (*cli.COMMANDS, ghost))
     assert "ghost" not in [command.name for command in cli.available()]
+
+
+@pytest.mark.parametrize("command", cli.available(), ids=lambda command: command.name)
+def test_every_listed_command_is_there(command: cli.Command):
+    assert callable(getattr(importlib.import_module(command.module), command.target.partition(":")[2]))

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from jaxcoll import cli, schedule
+from jaxcoll.schedule.files import load_file
+
+
+def test_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    picture = tmp_path / "tree.svg"
+    assert cli.main(["draw", "dual_tree", "--ranks", "16", "-o", str(picture)]) == 0
+    assert ElementTree.parse(picture).getroot().tag.endswith("svg")
+    assert "dual_tree: all_reduce, 16 ranks" in capsys.readouterr().err
+
+
+def test_kind_and_parameters_reach_the_builder(tmp_path: Path):
+    saved = tmp_path / "ring.json"
+    assert cli.main(["draw", "ring", "--ranks=5", "--kind=all_gather", "-p", "pipeline=3", "-o", str(saved)]) == 0
+    assert load_file(saved) == schedule.build("ring", "all_gather", 5, pipeline=3)
+
+
+def test_a_file_is_drawn_to_stdout_and_its_faults_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    good = schedule.build("ring", "all_reduce", 4)
+    saved = tmp_path / "ring.json"
+    schedule.save_file(good, saved)
+    assert cli.main(["draw", str(saved)]) == 0
+    assert capsys.readouterr().out.startswith("<svg")
+    cut = schedule.Schedule(good.name, good.collective, good.steps, good.chunks, good.graphs[:-1])
+    schedule.save_file(cut, saved)
+    assert cli.main(["draw", str(saved)]) == 1
+    assert "missing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["spiral"], "unknown schedule 'spiral'; known are ring"),
+        (["ring", "--kind=all_to_all"], "all_to_all"),
+        (["nowhere.json"], "nowhere.json: can't be read"),
+        (["ring", "--ranks=0"], "at least 1"),
+    ],
+)
+def test_what_cannot_be_drawn_is_told(words: list[str], message: str, capsys: pytest.CaptureFixture[str]):
+    assert cli.main(["draw", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_help_lists_schedules(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["draw", "--help"])
+    text = capsys.readouterr().out
+    assert all(f"  {name} " in text for name in schedule.builders())
+
+
+def test_explain():
+    env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    command = [sys.executable, "-m", "jaxcoll", "explain"]
+    done = subprocess.run(
+        [*command, "psum", "4M", "--devices=3"], env=env, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "psum of 4M over 3 ranks" in done.stdout
+    assert "ring" in done.stdout
+    done = subprocess.run([*command, "psums", "4M"], env=env, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 2
+    assert "unknown operation 'psums'" in done.stderr
