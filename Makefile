@@ -84,7 +84,7 @@ test: $(VENV)/.test native
 
 bench: $(VENV)/.base native
 	@$(BIN)/python -c 'import mpi4py' 2>/dev/null || $(PIP) install mpi4py || true
-	$(BIN)/python -m jaxcoll.bench.suite --write BENCHMARKS.md $(ROWS)
+	$(BIN)/python -m jaxcoll.bench.suite $(or $(ROWS),--write BENCHMARKS.md)
 
 lint: $(VENV)/.dev native
 	$(BIN)/ruff format --check .
