@@ -175,8 +175,9 @@ def _unreachable(problem: _Problem) -> str:
         if np.isinf(far).any():
             dest = int(np.flatnonzero(np.isinf(far))[0])
             need = Pricer(net).trees(np.ones(net.arcs), np.array([source])).paths(np.array([0]), np.array([dest]))
+            count = int(hops(net, need)[0])
             return (
-                f"rank {net.name(dest)} is {int(hops(net, need)[0])} hops from rank {net.name(source)}, but steps is {problem.steps}; "
+                f"rank {net.name(dest)} is {count} hops from rank {net.name(source)}, but steps is {problem.steps}; "
                 "allow more steps"
             )
     return ""
@@ -195,7 +196,9 @@ def _solve_lp(
     """The LP over the classes, its bound certified on the whole network; without classes if they turn out to be no
     symmetry."""
     net, watch = problem.net, problem.watch
-    cg = ColumnGeneration(net, problem.pricer, sym, watch.limits, threads)
+    # Half of the time that is left is for the LP: its bound is good early, and without a rounding there is no schedule.
+    half = replace(watch.limits, deadline=time.monotonic() + watch.limits.left() / 2)
+    cg = ColumnGeneration(net, problem.pricer, sym, half, threads)
     if warm is not None and arcs is not None:
         trees, weight = warm.columns_in(net, arcs)
         cg.restart(trees, weight)
@@ -296,6 +299,8 @@ def _result(
     late = watch.limits.stop()
     why = ("cancelled by the caller" if watch.cancelled else "time limit") + ": the best so far" if late else ""
     depth = int(hops(net, routing.path).max())
+    if not why and not lp.converged:
+        why = f"the LP was left between {lp.rate:.6g} and its bound, where progress had become slow"
     details: dict[str, Any] = {
         "lp_rate": lp.rate,
         "lp_rounds": lp.rounds,

@@ -27,6 +27,9 @@ spread over the arcs by use instead of meeting on one."""
 SEED_STEEPNESS = 2.0
 SEED_BLOCK = 16
 DUALS_KEPT = 64
+TAIL = (5, 0.6, 0.02)
+"""Without symmetry a solve also ends where this many rounds leave more than this share of the gap, once the gap is
+below this share of the rate: the bound is proven anyway, and the rounding does not use the master's rate."""
 PATIENCE = 100
 """Rounds without any progress of rate or bound after which a solve ends as it stands."""
 
@@ -73,6 +76,11 @@ def certified_bound(net: Net, pricer: Pricer, weight: FloatArray) -> tuple[float
     any symmetry."""
     total = np.concatenate([pricer.trees(weight, block).total() for block in blocks(np.arange(net.ranks))])
     return float((net.cap * weight).sum() / total.sum()), total
+
+
+def _tailing(gaps: list[float], rate: float) -> bool:
+    rounds, kept, share = TAIL
+    return len(gaps) > rounds and kept * gaps[-1 - rounds] < gaps[-1] < share * rate
 
 
 class ColumnGeneration:
@@ -171,6 +179,7 @@ class ColumnGeneration:
         self.price(self.spread(np.ones(len(self.cap_class))))
         solution: MasterSolution | None = None
         rounds, converged, stalled, gap = 0, False, 0, np.inf
+        gaps: list[float] = []
         while stalled < PATIENCE:
             with self._timed("master"):
                 found = self.master.solve(None if self.limits.left() == float("inf") else self.limits.left())
@@ -184,6 +193,9 @@ class ColumnGeneration:
                 break
             now = self.best()[0] - solution.rate
             stalled, gap = (0, now) if now < gap * (1 - 1e-9) else (stalled + 1, gap)
+            gaps.append(now)
+            if self.sym.trivial and _tailing(gaps, solution.rate):
+                break
             if not self._improve(solution, smooth=rounds % 2 == 1):
                 converged = True
                 break

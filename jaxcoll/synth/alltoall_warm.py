@@ -49,8 +49,8 @@ class AllToAllWarm:
         """For every arc of this network its number in `net` or -1, int64 [arcs + 1] (the last for the padding)."""
         if (net.ranks, net.nodes) != (self.net.ranks, self.net.nodes):
             raise UsageError(
-                f"the warm start is of {self.net.ranks} ranks and {self.net.nodes - self.net.ranks} switches, the topology "
-                f"has {net.ranks} and {net.nodes - net.ranks}; leave warm out"
+                f"the warm start is of {self.net.ranks} ranks and {self.net.nodes - self.net.ranks} switches, "
+                f"the topology has {net.ranks} and {net.nodes - net.ranks}; leave warm out"
             )
         index = net.arc_index
         return np.array([*(index.get(key, -1) for key in self.net.arc_index), -1])

@@ -85,8 +85,8 @@ class RestrictedMaster:
             return None
         if status != self._status.kOptimal:
             raise SynthesisError(
-                f"the master problem ended as {self._h.modelStatusToString(status)}; capacities that differ by more than "
-                "10^9 are a likely cause"
+                f"the master problem ended as {self._h.modelStatusToString(status)}; capacities that differ "
+                "by more than 10^9 are a likely cause"
             )
         solution = self._h.getSolution()
         price = np.abs(np.array(solution.row_dual[self._sources :]))

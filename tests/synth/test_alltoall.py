@@ -87,7 +87,8 @@ def run(schedule: Schedule, each: int = 40) -> None:
 
 
 SPECS = [
-    "overlay:1x2x2", "overlay:1x2x8", "rail:1x2x4", "ring:4", "ring:5", "star:6", "torus:3x3", "fattree:4", "dgx_a100:1", "mi250:1",
+    "overlay:1x2x2", "overlay:1x2x8", "rail:1x2x4", "ring:4", "ring:5", "star:6", "torus:3x3", "fattree:4",
+    "dgx_a100:1", "mi250:1",
 ]  # fmt: skip
 
 
