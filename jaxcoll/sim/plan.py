@@ -72,7 +72,8 @@ def _sizes_of(key: _ById, nbytes: int) -> npt.NDArray[np.float64]:
     ranges = schedule.ranges(nbytes)
     length = (ranges[:, 1] - ranges[:, 0]).astype(np.float64)
     flows = schedule.flows
-    size = np.bincount(flows.edge, length[flows.chunk], minlength=len(schedule.edges))
+    size = np.zeros(len(schedule.edges))
+    np.add.at(size, flows.edge, length[flows.chunk])
     size.setflags(write=False)
     return size
 

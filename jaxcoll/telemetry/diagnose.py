@@ -113,8 +113,8 @@ def _first_receive(records: Records) -> dict[tuple[int, int], int]:
 def epoch_seconds(epoch: Epoch) -> float:
     """Seconds that this execution took, told from the receivers' own clocks; waiting for a late rank is taken out.
 
-    A rank's time runs from when it was ready until its last byte came; from it goes what the latest rank came later than
-    this one. The slowest rank counts.
+    A rank's time runs from when it was ready until its last byte came; what the latest rank came later than this one is
+    taken off. The slowest rank counts.
     """
     rows = epoch.receiver
     if not len(rows):

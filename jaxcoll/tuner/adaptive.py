@@ -103,8 +103,9 @@ def _quick(state: AdaptiveState) -> Outcome | None:
     if batch is None or not detect(batch, state.react.delta1, state.react.delta2).steady.any():
         return None
     after, decision, why = _full(state, batch)
-    plain = decision is not None and decision.action in ("swap", "program")
-    return (after, decision, why) if plain and decision.expected < 1 - params.quick_gain else None
+    if decision is None or decision.action not in ("swap", "program") or decision.expected > 1 - params.quick_gain:
+        return None
+    return after, decision, why
 
 
 def _full(state: AdaptiveState, batch: Batch) -> Outcome:

@@ -22,6 +22,8 @@ _STEP = 0.03
 """Least gain of the score for which the fit goes on."""
 _LIKELY = 0.12
 """Models whose score is worse by no more than a few times this are kept as alternatives."""
+_WORK = 16_000
+"""Edges simulated for one fit, over all models: what is found until then has to do."""
 _TOTAL = 2.0
 _SLACK = 0.05
 _SLOW = 0.2
@@ -70,6 +72,7 @@ class Fitter:
         self.measured = _middle(batch.fct)
         self.usable = batch.pattern.carries & (self.measured > 0)
         self.keys: list[SideKey] = [(h, d) for h in sorted(set(self.host_of)) for d in ("incoming", "outgoing")]
+        self.spent = 0
         self.edges = {key: self._side_edges(key) for key in self.keys}
         # Late ranks change which flows run together: the model must see them as late, or it calls their links slow.
         self.arrive = batch.late if bool((batch.late > 0.02 * batch.time).any()) else None
@@ -118,6 +121,8 @@ class Fitter:
         """All models looked at on the way down, the start first."""
         seen, best = [start], start
         for _ in range(depth):
+            if self.spent > _WORK:
+                break
             models = guesses(best)
             fits = self.evaluate(models) if models else []
             seen += fits
@@ -165,6 +170,7 @@ class Fitter:
     def evaluate(self, models: Sequence[Model]) -> list[Fit]:
         """Simulates all models side by side."""
         plan = self.batch.pattern.plan
+        self.spent += len(models) * len(plan.src)
         jobs = [Job(plan, m.network(self.host_of, self.params.alpha), self.arrive) for m in models]
         return [self._compare(m, r) for m, r in zip(models, simulate(jobs), strict=True)]
 

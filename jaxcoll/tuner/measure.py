@@ -96,8 +96,8 @@ def batch_of(epochs: Sequence[Epoch], pattern: Pattern, nranks: int) -> Batch:
     now = 0
     for i, epoch in enumerate(epochs):
         rows = epoch.receiver
-        columns = (rows[name].astype(np.int64) for name in ("graph", "step", "src", "dst"))
-        found = _edge_keys(*columns, nranks)
+        graph, step, src, dst = (rows[name].astype(np.int64) for name in ("graph", "step", "src", "dst"))
+        found = _edge_keys(graph, step, src, dst, nranks)
         at = np.minimum(np.searchsorted(keys[order], found), max(len(keys) - 1, 0))
         fits = keys[order][at] == found if len(keys) else np.zeros(len(found), bool)
         fct[i, order[at[fits]]] = rows["transfer_ns"][fits] / 1e9
