@@ -1,8 +1,10 @@
+# ruff: noqa: E402
 """The figures of docs/bench/synth_allgather.md.
 
     python docs/bench/synth_allgather.py times    cold and warm times, three phases apart, and their growth
     python docs/bench/synth_allgather.py bound    rate against the max-flow bound, builders and 200 random networks
     python docs/bench/synth_allgather.py fig1     MCCL Fig. 1: one link at 400/200/100/50, ratio to NCCL's rings
+    python docs/bench/synth_allgather.py plot     the growth of the phases: reads the table of `times`, writes SVG
     python docs/bench/synth_allgather.py fig8     MCCL Fig. 8a: AllGather, failures 1-3, ratio to NCCL's rings
 
 Times are of the process's CPU (a solve is single-threaded), so that a busy machine doesn't falsify them; --wall for the
@@ -12,15 +14,13 @@ clock on the wall.
 from __future__ import annotations
 
 import os
-
-for _variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
-    os.environ.setdefault(_variable, "1")
-
 import statistics
 import sys
 import time
 from pathlib import Path
 
+for _variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):  # before numpy is imported
+    os.environ.setdefault(_variable, "1")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
@@ -93,12 +93,26 @@ def timed(topology: Topology, warm: History | None = None) -> tuple[dict[str, fl
     return {phase: statistics.median(run.get(phase, 0.0) for run in runs) for phase in phases}, forest
 
 
+def header(*columns: str) -> None:
+    print(f"| {' | '.join(columns)} |")
+    print("|" + "---|" * len(columns), flush=True)
+
+
 def times() -> None:
     """Cold and warm, per phase."""
-    print(
-        "| network | ranks | start | rate s | switches s | trees s | total s | warm is faster | trees a rank | distinct | depth |"
+    header(
+        "network",
+        "ranks",
+        "start",
+        "rate s",
+        "switches s",
+        "trees s",
+        "total s",
+        "warm is faster",
+        "k",
+        "trees",
+        "depth",
     )
-    print("|---|---|---|---|---|---|---|---|---|---|---|")
     for kind in ("rail", "overlay"):
         for hosts in (2, 4, 8, 16, 32, 64):
             base = parse(f"{kind}:1x{hosts}x8")
@@ -137,10 +151,7 @@ def fig1() -> None:
     """One link at 400, 200, 100, 50."""
     base = parse("rail:1x2x8")
     ring, static = rings(base), all_gather(base).schedule
-    print(
-        "| link of rank 0, Gbit/s | ring | trees, as they were | trees, re-optimised | ratio static | ratio re-optimised |"
-    )
-    print("|---|---|---|---|---|---|")
+    header("link of rank 0", "ring, Gbit/s", "static trees", "re-optimised", "static / ring", "re-optimised / ring")
     for value in (400, 200, 100, 50):
         net = base if value == 400 else fail2(base, 0, value)
         again = all_gather(net).schedule
@@ -151,8 +162,7 @@ def fig1() -> None:
 
 def fig8() -> None:
     """Failures 1-3, ratio to rings on the same broken network."""
-    print("| network | failure | ring, Gbit/s | static / ring | re-optimised / ring | re-optimised / static |")
-    print("|---|---|---|---|---|---|")
+    header("network", "failure", "ring, Gbit/s", "static / ring", "re-optimised / ring", "re-optimised / static")
     for hosts in (2, 4, 8, 16, 32):
         base = parse(f"rail:1x{hosts}x8")
         ring, static = rings(base), all_gather(base)
@@ -165,7 +175,41 @@ def fig8() -> None:
             )
 
 
+def plot() -> None:
+    """The growth of every phase, cold, from the table of `times` on standard input, as SVG on standard output."""
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in sys.stdin if line.startswith("| rail")]
+    width, height, left, top = 640, 400, 70, 30
+    marks: list[str] = []
+
+    def place(ranks: float, seconds: float) -> tuple[float, float]:
+        x = left + (np.log2(ranks) - 4) / 5 * (width - left - 150)
+        return x, top + (1 - (np.log10(seconds) + 4) / 5) * (height - 2 * top)
+
+    for power in range(-4, 2):
+        y = place(16, 10.0**power)[1]
+        marks.append(f'<line x1="{left}" y1="{y:.1f}" x2="{width - 150}" y2="{y:.1f}" stroke="#ddd"/>')
+        marks.append(f'<text x="{left - 8}" y="{y + 4:.1f}" text-anchor="end">1e{power} s</text>')
+    for ranks in (16, 32, 64, 128, 256, 512):
+        marks.append(f'<text x="{place(ranks, 1e-4)[0]:.1f}" y="{height - 8}" text-anchor="middle">{ranks}</text>')
+    series = [("", 3, "rate", "#1b6ca8"), ("", 4, "switches", "#2a9d4a"), ("", 5, "trees", "#c0392b")]
+    series += [(":fail2", column, f"{name}, failure 2", colour) for _, column, name, colour in series]
+    for number, (suffix, column, name, colour) in enumerate(series):
+        dash = ' stroke-dasharray="5 4"' if suffix else ""
+        chosen = [row for row in rows if row[2] == "cold" and row[0].endswith("x8" + suffix)]
+        points = " ".join("{:.1f},{:.1f}".format(*place(int(r[1]), max(1e-4, float(r[column])))) for r in chosen)
+        marks.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>')
+        y = top + 20 * number
+        marks.append(f'<line x1="{width - 140}" y1="{y}" x2="{width - 115}" y2="{y}" stroke="{colour}"{dash}/>')
+        marks.append(f'<text x="{width - 108}" y="{y + 4}">{name}</text>')
+    font = 'font-family="sans-serif" font-size="12"'
+    print(f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" {font}>')
+    print("\n".join(['<rect width="100%" height="100%" fill="white"/>', *marks, "</svg>"]))
+
+
 if __name__ == "__main__":
+    if sys.argv[1:] == ["plot"]:
+        plot()
+        sys.exit()
     print(f"<!-- native engine: {'yes' if native.load() else 'no'} -->")
     if "--wall" not in sys.argv:
         result_module.time.perf_counter = time.process_time  # type: ignore[assignment]

@@ -1,9 +1,9 @@
 """What rate a schedule reaches on a network: the busiest link decides, for messages so long that latency vanishes.
 
-This is the question before any re-synthesis: how slow is the present schedule on the network as it is now measured, and
-how much faster could it be (the bound)? Exact, and independent of how the schedule was made: every pair of ranks takes one
-route here. Trees that spread a pair over several switches at once (ranks of one DGX host over NVSwitch and InfiniBand)
-reach their full rate only where the network routes them so (`forest.routes`).
+This is the question before any re-synthesis: how slow is the present schedule on the network as it is now measured,
+and how much faster could it be (the bound)? Exact, and independent of how the schedule was made: every pair of ranks
+takes one route here. Trees that spread a pair over several switches at once (ranks of one DGX host over NVSwitch and
+InfiniBand) reach their full rate only where the network routes them so (`forest.routes`).
 """
 
 from __future__ import annotations

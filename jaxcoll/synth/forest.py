@@ -46,10 +46,11 @@ Split = tuple[int, list[int], list[int], IntMatrix]
 
 @dataclass(frozen=True, eq=False)
 class History:
-    """What a warm start needs: the nodes it speaks about, the cuts, the splits in units of trees, the trees."""
+    """What a warm start needs: the nodes it speaks about, their rate, the cuts, the splits (in trees), the trees."""
 
     nodes: tuple[str, ...]
     nranks: int
+    rate: Fraction
     cuts: list[int]
     splits: list[Split]
     trees: list[Tree]
@@ -107,7 +108,7 @@ def solve(topology: Topology, wish: Wish, clock: Clock, warm: History | None = N
     if topology.nranks == 1:
         links = Links(1, [{}], [{}])
         tree = Tree(0, 1, np.zeros((0, 2), np.int32))
-        history = History(topology.nodes, 1, [], [], [tree])
+        history = History(topology.nodes, 1, Fraction(0), [], [], [tree])
         return Forest(topology, Fraction(0), 1, Fraction(0), [tree], links, history, {"warm": "no"})
     solver = _Solver(topology, wish, clock)
     if warm is None or not solver.knows(warm):
@@ -183,11 +184,25 @@ class _Solver:
             remover = Remover(self.network, packing, self.pool, self.tick, planner, bender)
             return remover.run(), remover.checks
 
+    def _hints(self, packing: Packing, warm: History) -> list[Tree]:
+        """The old trees worth keeping: all, or where the rate has fallen, the one that carried most for each root.
+
+        A lower rate leaves most links with room to spare. The thin trees had been squeezed, often deep, into what the
+        main ones left over, and there is no need for them any more.
+        """
+        if packing.trees * packing.tree_rate * self.network.unit >= warm.rate:
+            return warm.trees
+        main: dict[int, Tree] = {}
+        for tree in warm.trees:
+            if tree.root not in main or tree.count > main[tree.root].count:
+                main[tree.root] = tree
+        return list(main.values())
+
     def _pack(self, links: Links, packing: Packing, warm: History | None, depth: int | None = None) -> Packed:
         ranks = self.network.ranks
         known = self.pool.ranks_only()
         before = len(known.masks)
-        orders = _orders(ranks, packing.trees, warm.trees if warm else ())
+        orders = _orders(ranks, packing.trees, self._hints(packing, warm) if warm else [])
         try:
             return pack(ranks, links.out, known, orders, self.tick, depth)
         finally:
@@ -228,14 +243,15 @@ class _Solver:
         else:
             bound = bound * self.network.unit
         trees = sorted(packed.trees, key=lambda tree: tree.root)
-        history = History(self.topology.nodes, self.network.ranks, self.pool.masks, links.splits, trees)
+        rate = packing.tree_rate * self.network.unit
+        nodes, ranks = self.topology.nodes, self.network.ranks
+        history = History(nodes, ranks, packing.trees * rate, self.pool.masks, links.splits, trees)
         counts: dict[str, int | str] = {
             "flow_checks": checks + packed.checks,
             "roll_backs": packed.rollbacks,
             "regrown": packed.regrown,
             "warm": how,
         }
-        rate = packing.tree_rate * self.network.unit
         return Forest(self.topology, bound, packing.trees, rate, trees, links, history, counts)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ def warm_to_json(history: History) -> str:
         "version": VERSION,
         "nodes": list(history.nodes),
         "ranks": history.nranks,
+        "rate": str(history.rate),
         "cuts": [f"{mask:x}" for mask in history.cuts],
         "splits": [[switch, before, after, amounts.tolist()] for switch, before, after, amounts in history.splits],
         "trees": [[tree.root, tree.count, tree.edges.ravel().tolist()] for tree in history.trees],
@@ -46,6 +48,7 @@ def warm_from_json(text: str, source: str = "<string>") -> History:
         history = History(
             tuple(str(node) for node in data["nodes"]),
             int(data["ranks"]),
+            Fraction(data["rate"]),
             [int(mask, 16) for mask in data["cuts"]],
             [
                 (int(switch), list(before), list(after), np.array(amounts, np.int64).reshape(len(before), len(after)))
@@ -56,7 +59,7 @@ def warm_from_json(text: str, source: str = "<string>") -> History:
                 for root, count, edges in data["trees"]
             ],
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise UsageError(f"{source}: malformed warm-start data: {type(error).__name__}: {error}") from None
     _check(history, source)
     return history

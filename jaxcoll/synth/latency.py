@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from jaxcoll.synth.switches import IntMatrix, Room, bend_greedily
 
 PIECES = 8  # prices beyond the eighth share rise no further; few links ever get there
+MOST_VARIABLES = 20_000  # beyond, fewer pieces; beyond that with one piece, the greedy plan (140 neighbours)
 
 
 def bend_by_lp(plan: IntMatrix, room: Room) -> IntMatrix:
@@ -24,9 +25,11 @@ def bend_by_lp(plan: IntMatrix, room: Room) -> IntMatrix:
     from scipy.optimize import linprog
 
     rows, columns = np.nonzero(~room.same)
+    if len(rows) > MOST_VARIABLES:
+        return bend_greedily(plan, room)
     share = np.maximum(1, room.inward // max(1, plan.shape[1] - 1))[rows]
-    pieces = min(PIECES, plan.shape[1])
     count = len(rows)
+    pieces = max(1, min(PIECES, plan.shape[1], MOST_VARIABLES // count))
     # Columns: piece k of link i at k * count + i.
     price = np.repeat(np.arange(1, pieces + 1), count).astype(np.float64)
     big = float(plan.shape[0] ** 2 * max(1, int(room.inward.max())))
@@ -48,8 +51,11 @@ def _constraints(
     from scipy.sparse import coo_array, hstack
 
     count = len(rows)
-    hurt = room.tail_side[:, rows] & room.head_side[:, columns]
-    binding = hurt.any(axis=1)
+    # What a cut could lose at the very most; most cuts can't lose all that they can spare, and need no row.
+    most = np.minimum(room.tail_side @ room.inward, room.head_side @ room.outward)
+    binding = most > room.slack
+    hurt = room.tail_side[:, rows] & room.head_side[:, columns] & binding[:, None]
+    binding &= hurt.any(axis=1)
     cut, link = np.nonzero(hurt[binding])
     inward, outward = len(room.inward), len(room.outward)
     line = np.concatenate([rows, inward + columns, inward + outward + cut])
