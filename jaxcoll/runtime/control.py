@@ -363,7 +363,9 @@ def open_channel(
     local = Local()
     try:
         remote: LeaderEnd = (
-            ZmqLeader(store, links.local_address(interface, coordinator)) if carrier == "zmq" else KvLeader(store, processes)
+            ZmqLeader(store, links.local_address(interface, coordinator))
+            if carrier == "zmq"
+            else KvLeader(store, processes)
         )
     except OSError as error:
         raise ControlLost(f"the control channel can't be opened: {error}") from error

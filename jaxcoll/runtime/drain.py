@@ -105,7 +105,9 @@ class Drain:
 
     def stop(self) -> None:
         """Ends the thread; call it before the world stops."""
-        self._world.native.lib.jc_records_notify(self._world.handle, self._world.native.ffi.NULL, self._world.native.ffi.NULL, 0)
+        self._world.native.lib.jc_records_notify(
+            self._world.handle, self._world.native.ffi.NULL, self._world.native.ffi.NULL, 0
+        )
         self._stopping = True
         self._semaphore.post()
         self._thread.join(2.0)

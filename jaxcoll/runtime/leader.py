@@ -199,7 +199,7 @@ class Leader:
             self.brain.tell("set", _set_id(message), message, sorted(set(processes)), hosts)
         # All else is the answer to a question that is no longer asked.
 
-    # -------------------------------------------------------------------------------------------------------- committing
+    # ------------------------------------------------------------------------------------------------- committing
 
     def commit(self, question: Mapping[str, Any]) -> Swap:
         """Brings a decision into force on all ranks at one execution, or nowhere."""

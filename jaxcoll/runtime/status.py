@@ -14,7 +14,7 @@ from jaxcoll.version import __version__
 def tune(policy: str = "jaxcoll", **params: Any) -> None:
     """Tunes this job from now on, while it runs: nothing is compiled again, nothing pauses.
 
-    Every process of the job must call it, with the same arguments; JAXCOLL_TUNER=on does the same without a line of code.
+    Every process of the job must call it, with the same arguments; JAXCOLL_TUNER=on does the same from outside.
 
     Args:
         policy: "jaxcoll" (the default: ranks and schedules move), "react-paper" (ranks only, by the rules of the REACT

@@ -137,9 +137,7 @@ class LocalSwaps:
         indices = native.ffi.new("uint32_t[]", [p[2] for p in points] or 1)
         with self._lock:
             began = time.perf_counter()
-            native.check(
-                native.lib.jc_set_propose(self._world.handle, *set_id, version, sites, launches, indices, n)
-            )
+            native.check(native.lib.jc_set_propose(self._world.handle, *set_id, version, sites, launches, indices, n))
             now = time.perf_counter()
             self._promises[attempt] = Promise(set_id, version, time.monotonic(), now - began)
 
@@ -190,7 +188,7 @@ def settle(store: Store, attempt: str, wish: str) -> str:
 
 
 def points_behind(places: Sequence[Sequence[Place]], margin: int) -> list[Place]:
-    """For every call site, the first execution of the launch `margin` launches behind the furthest that any process has begun.
+    """For every call site the first execution of a launch: the furthest that any process has begun, and `margin` more.
 
     Launch numbers may wrap around: the difference decides, as in the library.
     """

@@ -97,7 +97,7 @@ class Worker:
         return self._drain
 
     def stop(self) -> None:
-        """Ends both threads. A promise that is still open concerns this process alone: the verdict stands in the store."""
+        """Ends both threads. A promise that is still open is this process's own affair: the verdict is in the store."""
         self._drain.stop()
         self._stopping.set()
         self._thread.join(2.0)
@@ -217,7 +217,7 @@ class Worker:
         found: dict[tuple[int, int], SetId | None] = {}
         for set_id in self.swaps.known():
             for site, _, _ in self.swaps.started(set_id):
-                # A program compiled for two sizes may give one call site to two sets: nobody could tell their records apart.
+                # A program compiled for two sizes gives one call site to two sets: their records look alike.
                 found[set_id[0], site] = None if (set_id[0], site) in found else set_id
         self._homes = found
 

@@ -1,0 +1,106 @@
+"""Run the tuner again over the records of a run: the same records give the same decisions.
+
+JAXCOLL_TUNER=on JAXCOLL_RUN_LOG=run.jsonl python train.py
+jaxcoll replay run.jsonl
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxcoll.errors import UsageError
+from jaxcoll.steering import policy, runlog
+from jaxcoll.tuner import Decision
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One decision: after how many epochs of the set, as recorded, as taken again (None: not taken), equal or not."""
+
+    key: str
+    epochs: int
+    recorded: Decision | None
+    again: Decision | None
+
+    @property
+    def same(self) -> bool:
+        """Whether both are there and say the same, table and reason included."""
+        if self.recorded is None or self.again is None:
+            return False
+        return self.recorded.to_json() == self.again.to_json()
+
+
+class _Set:
+    """A set's policy on its way through the log."""
+
+    def __init__(self, line: dict[str, Any]):
+        self.policy, spec = policy.from_json(line)
+        self.state = self.before = self.policy.start(spec)
+        self.epochs = 0
+        self.open: Decision | None = None
+
+    def feed(self, line: dict[str, Any]) -> None:
+        self.before, self.epochs = self.state, self.epochs + 1
+        self.state, self.open, _ = self.policy.step(self.state, [runlog.epoch_of(line)])
+
+
+def replay(path: str | Path) -> list[Step]:
+    """All decisions of a run log, in order. UsageError where the file is no run log, or is damaged."""
+    sets: dict[str, _Set] = {}
+    steps: list[Step] = []
+    for line in runlog.read(path):
+        kind, key = line["type"], line.get("key")
+        if kind == "set":
+            sets[str(key)] = _Set(line)
+        elif kind in ("epoch", "decision"):
+            if key not in sets:
+                raise UsageError(f'{path}: an {kind} line is about the set {key!r}, of which no "set" line came before')
+            _follow(sets[key], line, steps)
+    for one in sets.values():
+        _missed(one, steps)
+    return steps
+
+
+def _follow(one: _Set, line: dict[str, Any], steps: list[Step]) -> None:
+    if line["type"] == "epoch":
+        _missed(one, steps)
+        one.feed(line)
+        return
+    recorded = Decision.from_json(line)
+    steps.append(Step(recorded.key, int(line["epochs"]), recorded, one.open))
+    one.open = None
+    if not line["committed"]:
+        one.state = one.before  # as the leader did
+
+
+def _missed(one: _Set, steps: list[Step]) -> None:
+    """A decision taken again that the log doesn't have."""
+    if one.open is not None:
+        steps.append(Step(one.open.key, one.epochs, None, one.open))
+        one.open = None
+
+
+def text(steps: Sequence[Step]) -> str:
+    """What the command prints."""
+    lines: list[str] = []
+    for step in steps:
+        shown = step.recorded or step.again
+        assert shown is not None
+        mark = "same" if step.same else "only in the replay" if step.recorded is None else "DIFFERENT"
+        lines.append(f"{step.key}, epoch {step.epochs}, version {shown.version} [{mark}]: {shown.reason}")
+    same = sum(step.same for step in steps)
+    lines.append(f"{same} of {len(steps)} decisions are the same")
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str]) -> int:
+    """The command `jaxcoll replay`. Returns 0 if all decisions are the same, else 1."""
+    parser = argparse.ArgumentParser(prog="jaxcoll replay", description="Take the tuner's decisions of a run again.")
+    parser.add_argument("run", type=Path, help="the file that JAXCOLL_RUN_LOG named")
+    steps = replay(parser.parse_args(argv).run)
+    print(text(steps))
+    return 0 if all(step.same for step in steps) else 1

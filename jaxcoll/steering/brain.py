@@ -1,0 +1,209 @@
+"""The leader's thinking, in a process of its own: records in, decisions out.
+
+Speaks with the leader's thread over one connection, in pickled tuples of plain data whose first element says what they
+are. In: ("start", settings), ("set", set id, announcement, processes, hosts), ("records", set id, dropped, bytes),
+("outcome", plain dict). Out: ("decision", dict), ("status", dict), ("stride", n).
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import os
+import pickle
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+from jaxcoll.errors import JaxcollError
+from jaxcoll.steering import policy
+from jaxcoll.steering.runlog import RunLog
+from jaxcoll.steering.tuned import SetId, Tuned
+from jaxcoll.telemetry import Epoch, Store, as_records
+from jaxcoll.tuner import Decision
+
+log = logging.getLogger("jaxcoll")
+
+REST = 3.0  # after thinking for a second, epochs are ignored for so many: at most a quarter of a core is used
+_LIMIT_PER_S = 4_000  # records; above it epochs are sampled: a policy looks at a few dozen a second at most
+_KEPT = 100_000  # records
+_STATUS_S = 1.0
+_NICE = 5
+_MESSAGES = 256  # taken before thinking again
+
+Out = list[tuple[Any, ...]]
+
+
+class Brain:
+    """Everything but the connection: `take` a message, then `think`; both return what is to be sent."""
+
+    def __init__(self, chosen: policy.Policy, run_log: RunLog, rest: float = REST):
+        self._policy, self._log, self._rest = chosen, run_log, rest
+        self._records = Store(_KEPT)
+        self.sets: dict[SetId, Tuned] = {}
+        self._open: tuple[Tuned, Decision, Any] | None = None
+        self._said: dict[str, set[str]] = {}
+        self._rest_until = 0.0
+        self._came, self._stride, self._counted_at = 0, 1, time.monotonic()
+        self.history: collections.deque[dict[str, Any]] = collections.deque(maxlen=200)
+
+    def take(self, message: tuple[Any, ...]) -> Out:
+        """Handles one message from the leader."""
+        match message:
+            case ("set", set_id, announced, processes, hosts):
+                return self._announced(set_id, announced, processes, hosts)
+            case ("records", set_id, dropped, data):
+                return self._push(set_id, dropped, data)
+            case ("outcome", outcome):
+                self._outcome(outcome)
+        return []
+
+    def _announced(
+        self, set_id: SetId, announced: Mapping[str, Any], processes: Sequence[int], hosts: Sequence[int]
+    ) -> Out:
+        if set_id not in self.sets and not announced["deterministic"]:
+            try:
+                self.sets[set_id] = Tuned(set_id, announced, processes, hosts, self._policy)
+            except JaxcollError as error:
+                return [("warning", f"a {announced['kind']} over {len(hosts)} ranks isn't tuned: {error}")]
+        return []
+
+    def _push(self, set_id: SetId, dropped: int, data: bytes) -> Out:
+        records = as_records(data)
+        self._came += len(records)
+        for site in set(records["site"].tolist()):
+            self._records.bind(set_id[0], int(site), set_id)
+        self._records.push(records, dropped)
+        return self._throttle()
+
+    def _throttle(self) -> Out:
+        """Too many records: every process sends the same one epoch in `stride`."""
+        now = time.monotonic()
+        if now - self._counted_at < 1.0:
+            return []
+        rate, before = self._came / (now - self._counted_at), self._stride
+        self._came, self._counted_at = 0, now
+        while rate > _LIMIT_PER_S:
+            self._stride, rate = self._stride * 2, rate / 2
+        if rate < _LIMIT_PER_S / 4 and self._stride > 1:
+            self._stride //= 2
+        return [("stride", self._stride)] if self._stride != before else []
+
+    def think(self) -> Out:
+        """Hands complete epochs to their sets' policies, until one decides or it is time to rest."""
+        if self._open is not None:
+            return []
+        for tuned in self.sets.values():
+            for epoch in self._records.take(tuned.set_id, tuned.expected):
+                if time.monotonic() < self._rest_until:
+                    break  # what came meanwhile is old by the time that the rest is over
+                began = time.thread_time()
+                out = self._feed(tuned, epoch)
+                self._rest_until = time.monotonic() + self._rest * (time.thread_time() - began)
+                if out:
+                    return out
+        return []
+
+    def _feed(self, tuned: Tuned, epoch: Epoch) -> Out:
+        if tuned.spec is None:
+            tuned.begin(epoch)
+            assert tuned.spec is not None
+            self._log.write_set(tuned.policy.to_json(tuned.spec))
+        seconds = tuned.note(epoch)
+        self._log.write_epoch(tuned.key, epoch, seconds)
+        before = tuned.state
+        tuned.state, decision, tuned.last = tuned.policy.step(before, [epoch])
+        if decision is None:
+            return []
+        self._open = (tuned, decision, before)
+        question = {
+            "set": tuned.set_id,
+            "processes": tuned.processes,
+            "version": decision.version,
+            "program": decision.program,
+            "blob": tuned.blobs[decision.program],
+            "table": decision.table.to_bytes(),
+            "rate": tuned.launch_rate(),
+        }
+        return [("decision", question)]
+
+    def _outcome(self, outcome: Mapping[str, Any]) -> None:
+        """Notes whether the open decision is in force."""
+        assert self._open is not None
+        (tuned, decision, before), self._open = self._open, None
+        entry = {**decision.to_json(), **outcome, "epochs": tuned.epochs, "time": time.time()}
+        self._log.write("decision", entry)
+        self.history.append({k: v for k, v in entry.items() if k != "table"})
+        if outcome["committed"]:
+            tuned.took(decision)
+            log.info("%s: %s", tuned.key, decision.reason)
+        else:
+            # As if the decision had not been taken: the policy is pure, so its earlier state says all.
+            tuned.state, tuned.failed = before, tuned.failed + 1
+            tuned.last = f"couldn't be brought into force: {outcome['refusal']}"
+            log.warning("%s: %s (%s)", tuned.key, decision.reason, tuned.last)
+
+    def status(self) -> dict[str, Any]:
+        """Plain data about all sets."""
+        sets = [tuned.summary() for tuned in self.sets.values()]
+        for tuned in self.sets.values():
+            self._say(tuned)
+        return {
+            "swaps": sum(s["swaps"] for s in sets),
+            "reverts": sum(s["reverts"] for s in sets),
+            "sets": sets,
+            "decisions": list(self.history),
+            "store": vars(self._records.counts()),
+            "stride": self._stride,
+        }
+
+    def _say(self, tuned: Tuned) -> None:
+        """Logs who is late or slow, once."""
+        said = self._said.setdefault(tuned.key, set())
+        for line in tuned.seen()["findings"]:
+            about = line.split(" is ")[0]  # the numbers behind change all the time
+            if about not in said:
+                said.add(about)
+                log.info("%s: %s", tuned.key, line)
+
+
+def serve(connection: Connection) -> None:
+    """Until the leader hangs up."""
+    kind, settings = pickle.loads(connection.recv_bytes())
+    assert kind == "start"
+    logging.basicConfig(level=settings["log"].upper(), format="jaxcoll: %(message)s")
+    run_log = RunLog(settings["run_log"])
+    brain = Brain(policy.make(settings["policy"], **settings["params"]), run_log)
+    told = 0.0
+    try:
+        while True:
+            out: Out = []
+            more = connection.poll(0.1)
+            for _ in range(_MESSAGES):
+                if not more:
+                    break
+                out += brain.take(pickle.loads(connection.recv_bytes()))
+                more = connection.poll(0)
+            out += brain.think()
+            now = time.monotonic()
+            if now - told > _STATUS_S or out:
+                told = now
+                out.append(("status", brain.status()))
+            for message in out:
+                connection.send_bytes(pickle.dumps(message))
+    except (EOFError, ConnectionError):
+        return
+    finally:
+        run_log.close()
+
+
+def main(argv: Sequence[str]) -> None:
+    """The process: its one argument is the connection's file descriptor."""
+    os.nice(_NICE)
+    serve(Connection(int(argv[0])))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,92 @@
+"""The run log: JSON lines with the sets, epochs and decisions of a run, in the order in which the tuner took them."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+import time
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from jaxcoll.errors import UsageError
+from jaxcoll.telemetry import RECORD_DTYPE, Epoch, as_records, empty_records
+from jaxcoll.version import __version__
+
+FORMAT = 1
+
+
+class RunLog:
+    """Writes a run; without a path it writes nothing."""
+
+    def __init__(self, path: str = ""):
+        self._lock = threading.Lock()
+        self._out: TextIO | None = None
+        if path:
+            try:
+                self._out = Path(path).open("w", encoding="utf-8")
+            except OSError as error:
+                raise UsageError(f"the run log {path} can't be written: {error.strerror}") from error
+            self.write("run", {"format": FORMAT, "jaxcoll": __version__, "time": time.time()})
+
+    def write(self, kind: str, fields: Mapping[str, Any]) -> None:
+        """One line."""
+        with self._lock:
+            if self._out is None:
+                return
+            self._out.write(json.dumps({"type": kind, **fields}, separators=(",", ":")) + "\n")
+            self._out.flush()
+
+    def write_set(self, fields: Mapping[str, Any]) -> None:
+        """A set, before its first epoch."""
+        self.write("set", fields)
+
+    def write_epoch(self, key: str, epoch: Epoch, seconds: float) -> None:
+        """An epoch of set `key`; its records packed, since a run has many."""
+        if self._out is None:
+            return
+        comm, site, launch, index = epoch.id
+        packed = base64.b64encode(zlib.compress(epoch.records.astype(RECORD_DTYPE).tobytes(), 1)).decode("ascii")
+        start = int(epoch.records["start_ns"].min()) if len(epoch.records) else 0
+        fields = {"key": key, "id": [comm, site, launch, index], "program": epoch.program, "version": epoch.version}
+        self.write("epoch", {**fields, "start_ns": start, "seconds": seconds, "records": packed})
+
+    def close(self) -> None:
+        """Ends the file."""
+        with self._lock:
+            if self._out is not None:
+                self._out.close()
+                self._out = None
+
+
+def epoch_of(line: Mapping[str, Any]) -> Epoch:
+    """The epoch of an "epoch" line. UsageError if it is none."""
+    try:
+        data = zlib.decompress(base64.b64decode(line["records"]))
+        comm, site, launch, index = (int(v) for v in line["id"])
+        records = as_records(data) if data else empty_records()
+        return Epoch((comm, site, launch, index), int(line["program"]), int(line["version"]), records)
+    except (KeyError, TypeError, ValueError, zlib.error) as error:
+        raise UsageError(f"an epoch line of the run log is damaged: {error}") from None
+
+
+def read(path: str | Path) -> Iterator[dict[str, Any]]:
+    """The lines of a run log. UsageError says which line is wrong; a last line that a kill has cut is left out."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise UsageError(f"the run log {path} can't be read: {error.strerror}") from error
+    for number, line in enumerate(lines, 1):
+        try:
+            entry = json.loads(line)
+        except ValueError as error:
+            if number == len(lines):
+                return
+            raise UsageError(f"{path}, line {number} is no JSON: {error}") from None
+        if not isinstance(entry, dict) or "type" not in entry:
+            raise UsageError(f"{path}, line {number} is no line of a run log")
+        if number == 1 and (entry["type"] != "run" or entry.get("format") != FORMAT):
+            raise UsageError(f"{path} is no run log of this version (JAXCOLL_RUN_LOG writes one)")
+        yield entry
