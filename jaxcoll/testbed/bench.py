@@ -36,6 +36,7 @@ class Plan:
     epochs: timed calls of each variant, in blocks of `block` between which the variants take turns. warmup: calls on
     the quiet network before, settle: calls at the head of each block, both without the clock. shuffle: ranks are dealt
     to the hosts anew for each placement. deadline: seconds that a block or a start may take.
+    tuner: the setting JAXCOLL_TUNER of the tuned variant.
     """
 
     flows: tuple[int, ...]
@@ -53,6 +54,7 @@ class Plan:
     ranks_per_host: int
     shuffle: bool
     deadline: float
+    tuner: str = "on"
 
 
 def check(plan: Plan, hosts: int) -> None:
@@ -64,6 +66,8 @@ def check(plan: Plan, hosts: int) -> None:
         raise UsageError("--variants names each variant once.")
     if "tuned" in plan.variants and _TUNER not in {row.name for row in config.settings()}:
         raise UsageError("This jaxcoll has no tuner in its runtime; leave `tuned` out of --variants.")
+    if "tuned" in plan.variants and config.parse(config.PREFIX + _TUNER.upper(), plan.tuner) == "off":
+        raise UsageError("--tuner=off would make the variant `tuned` the same as `untuned`.")
     check_victim(plan.victim, hosts)
     if plan.size < 4 or plan.size % 4:
         raise UsageError(f"--size={plan.size} must be a multiple of 4 bytes (float32).")
@@ -117,11 +121,11 @@ def background(layout: Layout, count: int, victim: int | None, connections: int)
     return [Flow(a, b, connections) for a, b in list(pairs)[:count]]
 
 
-def _environment(variant: str) -> dict[str, str]:
+def _environment(variant: str, tuner: str) -> dict[str, str]:
     known = {row.name for row in config.settings()}
     if variant == "lax" or _TUNER not in known:
         return {}
-    return {config.PREFIX + _TUNER.upper(): "on" if variant == "tuned" else "off"}
+    return {config.PREFIX + _TUNER.upper(): tuner if variant == "tuned" else "off"}
 
 
 class _Variants:
@@ -142,7 +146,7 @@ class _Variants:
                 listener = stack.enter_context(Listener())
                 command = [sys.executable, "-m", "jaxcoll.testbed.worker"]
                 # A crash in native code leaves a stack in the process's last words.
-                env = {**listener.env, "PYTHONFAULTHANDLER": "1", **_environment(variant)}
+                env = {**listener.env, "PYTHONFAULTHANDLER": "1", **_environment(variant, self._plan.tuner)}
                 ranks = stack.enter_context(HostRanks(self._bed, command, hosts, env=env, port=next(self._ports)))
                 group = Group(ranks, listener, len(hosts))
                 stack.callback(group.close)

@@ -113,6 +113,7 @@ def _bench_options(parser: argparse.ArgumentParser) -> None:
     add("--schedule", default="dual_tree", help="schedule of jaxcoll; auto: its own choice (dual_tree)")
     add("--size", type=_size, default=4 << 20, help="bytes a rank (4M)")
     add("--variants", default="tuned,untuned,lax", help="what to compare (tuned,untuned,lax)")
+    add("--tuner", default="on", help="JAXCOLL_TUNER of the variant tuned: on, swaps or react-paper (on)")
     add("--epochs", type=_from_one, default=60, help="timed calls of each variant (60)")
     add("--block", type=_from_one, default=10, help="calls before the next variant's turn (10)")
     add("--placements", type=_from_one, default=3, help="places of the congestion (3)")
@@ -231,6 +232,7 @@ def _plan(args: argparse.Namespace) -> bench.Plan:
         ranks_per_host=args.ranks_per_host,
         shuffle=args.shuffle,
         deadline=args.deadline,
+        tuner=args.tuner,
     )
 
 

@@ -75,6 +75,8 @@ def test_strangers_come_from_outside_and_cross_the_middle():
         ({"variants": ("untuned", "mpi")}, "Known: tuned, untuned, lax"),
         ({"variants": ("lax", "lax")}, "once"),
         ({"victim": 8}, "0 to 7"),
+        ({"variants": ("tuned",), "tuner": "off"}, "the same as `untuned`"),
+        ({"variants": ("tuned",), "tuner": "sometimes"}, "react-paper"),
         ({"size": 6}, "multiple of 4"),
         ({"schedule": "tripel_tree"}, "dual_tree"),
     ],
@@ -126,15 +128,16 @@ def by_command() -> None:
 @pytest.mark.usefixtures("by_command")
 def test_bench_from_end_to_end(start: Start, tmp_path: Path):
     file = tmp_path / "out.json"
-    words = "--hosts 2 --p 0,1 --schedule dual_tree --size 256K --link 100Mbit --variants untuned,lax --epochs 4"
+    words = "--hosts 2 --p 0,1 --schedule dual_tree --size 256K --link 100Mbit --variants tuned,untuned,lax --epochs 4"
     words += " --block 2 --placements 1 --name tbench"
     status, said = outcome(start("-m", "jaxcoll", "testbed", "bench", *words.split(), "--json", str(file)), seconds=200)
     assert status == 0, said
     got = json.loads(file.read_text())
     assert [(r["variant"], r["p"], r["placement"]) for r in got["results"]] == [
-        ("untuned", 0, 0), ("lax", 0, 0), ("untuned", 1, 0), ("lax", 1, 0),
-    ]  # fmt: skip
-    assert (got["wrong"], got["compilations_after_first"], got["swaps"], got["reverts"]) == (0, 0, 0, 0)
+        (variant, p, 0) for p in (0, 1) for variant in ("tuned", "untuned", "lax")
+    ]
+    assert (got["wrong"], got["compilations_after_first"]) == (0, 0)
+    assert got["swaps"] >= got["reverts"] >= 0
     for one in got["results"]:
         assert one["hosts"] == 2
         assert len(one["epoch_ms"]) == 4
