@@ -147,6 +147,8 @@ class Worker:
                 return self._decide(message)
             case "stride":
                 self._stride = int(message["stride"])
+            case _:
+                pass
         return None
 
     def _load(self, blob: bytes) -> Message:

@@ -58,6 +58,8 @@ class Brain:
                 return self._push(set_id, dropped, data)
             case ("outcome", outcome):
                 self._outcome(outcome)
+            case _:
+                pass
         return []
 
     def _announced(
