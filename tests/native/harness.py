@@ -125,9 +125,9 @@ class Cluster:
     Close it (or use it as a context manager) only when no operation is open, or when the test wants them to fail.
     """
 
-    def __init__(self, transport: str, ranks: int, options: Options | None = None, **changes: Any):
+    def __init__(self, transport: str, ranks: int, *, run: bool = True, **options: Any):
         self.transport, self.ranks = transport, ranks
-        self.options = options or Options(**changes)
+        self.options = Options(**options)
         self.native = load()
         per_world = {"inproc": ranks, "mixed": 2}.get(transport, 1)
         self.devices = [list(range(i, min(i + per_world, ranks))) for i in range(0, ranks, per_world)]
@@ -137,10 +137,11 @@ class Cluster:
         self.random = random.Random(self.options.seed)
         self._launch = itertools.count(1)
         self._set_key = itertools.count(1)
+        self.programs: dict[tuple[int, int], list[int]] = {}  # (set key, world) -> handles
         self.worlds = [self._create(p) for p in range(len(self.devices))]
         self.alive = set(range(len(self.worlds)))
         self._join()
-        for world in self.worlds:
+        for world in self.worlds if run else []:
             self.native.check(self.native.lib.jc_world_start(world))
 
     def _create(self, me: int) -> Any:
@@ -243,7 +244,8 @@ class Cluster:
         devices = range(self.ranks) if devices is None else devices
         key = next(self._set_key)
         for p in sorted({self.process_of[d] for d in devices}):
-            programs = self.native.int64s([self.load(p, s) for s in schedules])
+            self.programs[key, p] = [self.load(p, s) for s in schedules]
+            programs = self.native.int64s(self.programs[key, p])
             self.native.check(
                 self.native.lib.jc_set_define(
                     self.worlds[p], key, self.native.int64s(devices), len(devices), programs, len(schedules), chosen
@@ -283,10 +285,10 @@ class Cluster:
     def decide(self, world: int, key: int, version: int, commit: bool) -> None:
         self.native.check(self.native.lib.jc_set_decide(self.worlds[world], self.group(), key, version, int(commit)))
 
-    def put_in_force(self, key: int, table: Table | None, version: int = 1, program: int = 0) -> None:
-        """A table for every execution that has not begun, on all worlds."""
+    def put_in_force(self, key: int, table: Table | None, version: int = 1) -> None:
+        """A table of the set's first program for every execution that has not begun, on all worlds."""
         for world in range(len(self.worlds)):
-            self.stage(world, key, version, program, table)
+            self.stage(world, key, version, self.programs[key, world][0], table)
             points = {site: (launch, index + 1) for site, (launch, index) in self.started(world, key).items()}
             self.propose(world, key, version, points)
             self.decide(world, key, version, commit=True)
@@ -297,7 +299,7 @@ class Cluster:
         self, rank: int, kind: Kind, value: Array, key: int, *, launch: int, site: int = 1, reduce: str = "sum",
         leaves: Sequence[int] | None = None, devices: Sequence[int] | None = None,
     ) -> Op:  # fmt: skip
-        """Begins one rank's execution. `value`: its blocks one behind the other; `leaves`: elements a block of each leaf."""
+        """Begins one rank's execution. `value`: its blocks in a row; `leaves`: elements a block of each leaf."""
         devices = list(range(self.ranks)) if devices is None else list(devices)
         n = len(devices)
         in_blocks = n if kind in (Kind.REDUCE_SCATTER, Kind.ALL_TO_ALL) else 1
@@ -365,7 +367,7 @@ class Cluster:
             assert op.wait(limit), f"rank {op.rank} of {self.transport} hangs"
 
     def settle(self, done: Callable[[], bool], limit: float = LIMIT_S) -> None:
-        """Fake network: delivers messages and runs tasks in a random order until `done`, or nothing can happen any more."""
+        """Fake network: messages and tasks in a random order until `done`, or until nothing can happen any more."""
         assert self.fake is not None
         lib, until = self.native.lib, time.monotonic() + limit
         while time.monotonic() < until:

@@ -1,0 +1,257 @@
+"""What goes wrong is an error on every rank, in time, with the rank, operation, step and edge in it; what can go on goes on."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxcoll.runtime.native import NativeError, load
+from jaxcoll.schedule import Kind, Schedule, build
+
+from .harness import TRANSPORTS, Array, Cluster, LogCollector, Op
+
+pytestmark = pytest.mark.timeout(60)
+
+N = 4
+PLACE = re.compile(r"step \d+, edge \d->\d of graph \d+ \(schedule \w+\)")
+SEPARATE = ("fake", "fake-push", "shm", "shm-ring", "tcp")  # every rank a process of its own
+
+
+def begin(cluster: Cluster, schedule: Schedule, ranks: Sequence[int], count: int = 5000, launch: int | None = None,
+          **what: Any) -> list[Op]:  # fmt: skip
+    key = what.pop("key", None) or cluster.define([schedule])
+    launch = cluster.new_launch() if launch is None else launch
+    size = count * schedule.collective.input_blocks
+    return [
+        cluster.start(r, schedule.kind, np.full(size, r + 1, np.float32), key, launch=launch, **what) for r in ranks
+    ]
+
+
+def run_until(cluster: Cluster, ops: Sequence[Op], limit: float) -> list[str]:
+    """The errors of the operations, which must be over within `limit` seconds ("" where one succeeded)."""
+    until, errors = time.monotonic() + limit, {}
+    while len(errors) < len(ops):
+        assert time.monotonic() < until, f"not over in {limit} s: ranks {[o.rank for o in ops if o.rank not in errors]}"
+        if cluster.fake is not None:
+            cluster.settle(lambda: False, limit)
+            cluster.tick()
+        for op in ops:
+            if op.rank not in errors:
+                try:
+                    if op.wait(0.005):
+                        errors[op.rank] = ""
+                except NativeError as error:
+                    errors[op.rank] = str(error)
+    return [errors[op.rank] for op in ops]
+
+
+def still_works(cluster: Cluster, devices: Sequence[int]) -> None:
+    """A sum over some of the devices."""
+    schedule = build("ring", Kind.ALL_REDUCE, len(devices))
+    key, launch = cluster.define([schedule], devices), cluster.new_launch()
+    ops = [
+        cluster.start(r, Kind.ALL_REDUCE, np.full(300, r, np.int32), key, launch=launch, devices=devices)
+        for r in range(len(devices))
+    ]
+    cluster.finish(ops)
+    assert all((op.result() == sum(range(len(devices)))).all() for op in ops)
+
+
+@pytest.mark.parametrize("name", ["ring", "dual_tree", "halving_doubling", "one_shot"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_rank_never_begins(transport: str, name: str):
+    timeout = 0.6
+    with Cluster(transport, N, timeout=timeout, mismatch=0.15) as cluster:
+        ops = begin(cluster, build(name, Kind.ALL_REDUCE, N), [0, 1, 3])
+        errors = run_until(cluster, ops, timeout + 1)
+        for error in errors:
+            assert "all_reduce sum f32[5000]" in error
+            assert "JAXCOLL_TIMEOUT" in error
+            assert "rank 2 has not arrived" in error, error
+            assert PLACE.search(error), error
+        still_works(cluster, range(N))  # all live: the same communicator goes on
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_rank_comes_after_the_verdict(transport: str):
+    with Cluster(transport, N, timeout=0.3, mismatch=0.1) as cluster:
+        schedule = build("ring", Kind.ALL_REDUCE, N)
+        key, launch = cluster.define([schedule]), cluster.new_launch()
+        early = begin(cluster, schedule, [0, 1, 3], key=key, launch=launch)
+        assert all(run_until(cluster, early, 1.3))
+        late = begin(cluster, schedule, [2], key=key, launch=launch)
+        assert "JAXCOLL_TIMEOUT" in run_until(cluster, late, 0.3)[0]  # at once, with the others' reason
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_late_rank_only_warns(transport: str):
+    with LogCollector() as log, Cluster(transport, 3, warn=0.3, mismatch=0.1) as cluster:
+        schedule = build("ring", Kind.ALL_REDUCE, 3)
+        key, launch = cluster.define([schedule]), cluster.new_launch()
+        ops = begin(cluster, schedule, [0, 2], key=key, launch=launch)
+        begun = time.monotonic()
+        while len(log.lines) < 2 or time.monotonic() < begun + (2.0 if transport == "tcp" else 0):
+            assert time.monotonic() < begun + 20
+            if cluster.fake is not None:
+                cluster.settle(lambda: False)
+                cluster.tick()
+            time.sleep(0.02)
+        warnings = list(log.lines)
+        ops += begin(cluster, schedule, [1], key=key, launch=launch)
+        assert run_until(cluster, ops, 5) == ["", "", ""]
+        assert all((op.result() == 6).all() for op in ops)
+    assert all("rank 1 has not arrived" in line and PLACE.search(line) for line in warnings), warnings
+
+
+@pytest.mark.parametrize("name", ["ring", "dual_tree", "halving_doubling"])
+@pytest.mark.parametrize("transport", SEPARATE)
+def test_a_killed_process(transport: str, name: str):
+    with Cluster(transport, N, seed=5) as cluster:
+        schedule = build(name, Kind.ALL_REDUCE, N)
+        open_ops = [begin(cluster, schedule, [0, 1, 2], site=s) for s in (1, 2)]
+        if cluster.fake is not None:
+            cluster.settle(lambda: False)
+        cluster.kill(3)
+        for ops in open_ops:
+            for error in run_until(cluster, ops, 1.0):
+                assert "rank 3 is lost" in error
+                assert "all_reduce sum f32[5000]" in error
+                assert PLACE.search(error), error
+        for refused in run_until(cluster, begin(cluster, schedule, [0, 1, 2]), 1.0):
+            assert "rank 3 is lost" in refused
+            assert PLACE.search(refused), refused
+        still_works(cluster, [0, 1, 2])
+
+
+@pytest.mark.parametrize("transport", ["shm", "shm-ring", "tcp"])
+def test_a_process_that_leaves_has_served_its_operations(transport: str):
+    # The root of a broadcast is done as soon as its data are on their way, and may be gone before they are read.
+    with Cluster(transport, 3) as cluster:
+        schedule = build("binomial", Kind.BROADCAST, 3, root=0)
+        key = cluster.define([schedule])
+        launches = [cluster.new_launch() for _ in range(5)]
+        roots = [begin(cluster, schedule, [0], count=1000, launch=i, key=key) for i in launches]
+        assert [e for ops in roots for e in run_until(cluster, ops, 5)] == [""] * 5
+        cluster.native.lib.jc_world_stop(cluster.worlds[0])
+        cluster.kill(0)
+        for launch in launches:
+            ops = begin(cluster, schedule, [1, 2], count=1000, launch=launch, key=key)
+            assert run_until(cluster, ops, 5) == ["", ""]
+            assert all((op.result() == 1).all() for op in ops)
+            time.sleep(0.03)  # the later ones begin when the loss is known
+        (error,) = run_until(cluster, begin(cluster, schedule, [1], key=key), 1)
+        assert "rank 0 is lost (its process has left)" in error
+
+
+def _disagree(cluster: Cluster, odd: dict[str, Any]) -> list[str]:
+    """Rank 2 calls something else than the others, under the same name; the errors of all."""
+    schedule = build("ring", Kind.ALL_REDUCE, N)
+    key, launch = cluster.define([schedule]), cluster.new_launch()
+    ops = begin(cluster, schedule, [0, 1, 3], key=key, launch=launch)
+    other = odd.get("schedule", schedule)
+    other_key = key if other is schedule else cluster.define([other])
+    size = odd.get("count", 5000) * other.collective.input_blocks
+    value = np.ones(size, odd.get("dtype", np.float32))
+    ops.append(cluster.start(2, other.kind, value, other_key, launch=launch, reduce=odd.get("reduce", "sum")))
+    return run_until(cluster, ops, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("odd", "name"),
+    [
+        ({"count": 4999}, "all_reduce sum f32[4999]"),
+        ({"dtype": np.int32}, "all_reduce sum s32[5000]"),
+        ({"reduce": "max"}, "all_reduce max f32[5000]"),
+        ({"schedule": build("ring", Kind.ALL_GATHER, N)}, "all_gather none f32[5000]"),
+        ({"schedule": build("ring", Kind.REDUCE_SCATTER, N)}, "reduce_scatter sum f32[5000]"),
+    ],
+    ids=["count", "dtype", "reduction", "kind", "kind with larger operands"],
+)
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_ranks_that_disagree(transport: str, odd: dict[str, Any], name: str):
+    with Cluster(transport, N, timeout=20, mismatch=0.2) as cluster:
+        for error in _disagree(cluster, odd):
+            assert "the ranks disagree" in error, error
+            assert "all_reduce sum f32[5000]" in error
+            assert name in error
+            assert "rank 2" in error
+        still_works(cluster, range(N))
+
+
+def test_different_schedules_are_noticed():
+    with Cluster("shm", N) as cluster:
+        errors = _disagree(cluster, {"schedule": build("halving_doubling", Kind.ALL_REDUCE, N)})
+        assert all("with another schedule or table" in e for e in errors), errors
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_stop_with_open_operations(transport: str):
+    # Whoever leaves, its own operations end, those that wait for a verdict on a table too, and the others' with them.
+    with Cluster(transport, N, seed=2) as cluster:
+        schedule = build("ring", Kind.ALL_REDUCE, N)
+        key = cluster.define([schedule])
+        ops = begin(cluster, schedule, range(N - 1), key=key)
+        waiting_key = cluster.define([schedule])
+        cluster.stage(0, waiting_key, 1, cluster.load(0, schedule), None)
+        cluster.propose(0, waiting_key, 1, {})
+        waiting = begin(cluster, schedule, [0], key=waiting_key)
+        assert not waiting[0].wait(0.05)
+        for world in cluster.worlds:
+            cluster.native.lib.jc_world_stop(world)
+        assert all("leaving" in op.error(1.0) or "lost" in op.error(1.0) for op in ops)
+        assert "leaving" in waiting[0].error(1.0)
+        assert "shut down" in begin(cluster, schedule, [0], key=key)[0].error(1.0)
+
+
+def test_a_verdict_that_never_comes():
+    with Cluster("shm", 2, timeout=0.4) as cluster:
+        schedule = build("ring", Kind.ALL_REDUCE, 2)
+        key = cluster.define([schedule])
+        cluster.stage(0, key, 1, cluster.load(0, schedule), None)
+        cluster.propose(0, key, 1, {})
+        error = begin(cluster, schedule, [0], key=key)[0].error(1.4)
+        assert "no verdict came on a proposed table" in error
+
+
+@pytest.mark.parametrize("transport", ["inproc", "fake", "shm", "tcp"])
+def test_a_world_that_never_started(transport: str):
+    with Cluster(transport, 2, run=False) as cluster:
+        assert all(load().lib.jc_world_open_operations(world) == 0 for world in cluster.worlds)
+
+
+def test_calls_that_make_no_sense():
+    with Cluster("inproc", 2) as cluster:
+        native, lib = cluster.native, cluster.native.lib
+        schedule = build("ring", Kind.ALL_REDUCE, 2)
+        key = cluster.define([schedule])
+        value: Array = np.ones(4, np.float32)
+        assert "no schedule set" in cluster.start(0, Kind.ALL_REDUCE, value, 999, launch=1).error()
+        assert "another collective" in cluster.start(0, Kind.ALL_GATHER, value, key, launch=2).error()
+        complex_max = cluster.start(0, Kind.ALL_REDUCE, np.ones(4, np.complex64), key, launch=3, reduce="max")
+        assert "max of c64 is not supported" in complex_max.error()
+        with pytest.raises(NativeError, match="unknown to jaxcoll"):
+            cluster.native.check(
+                lib.jc_set_define(cluster.worlds[0], 7, native.int64s([0, 5]), 2, native.int64s([0]), 1, 0)
+            )
+        with pytest.raises(NativeError, match="for 2 ranks, the communicator has 1"):
+            native.check(lib.jc_set_define(cluster.worlds[0], 7, native.int64s([0]), 1, native.int64s([0]), 1, 0))
+        with pytest.raises(NativeError, match="no program 9"):
+            native.check(lib.jc_set_define(cluster.worlds[0], 7, native.int64s([0, 1]), 2, native.int64s([9]), 1, 0))
+        with pytest.raises(NativeError, match="two processes"):
+            native.check(lib.jc_world_add_devices(cluster.worlds[0], 0, native.int64s([1]), 1))
+
+
+def test_results_of_failed_operations_are_left_alone():
+    with Cluster("tcp", 3, timeout=0.3, mismatch=0.1) as cluster:
+        ops = begin(cluster, build("ring", Kind.ALL_REDUCE, 3), [0, 1])
+        assert all(run_until(cluster, ops, 1.3))
+        before = [op.outputs[0].copy() for op in ops]
+        late = begin(cluster, build("ring", Kind.ALL_REDUCE, 3), [2])
+        time.sleep(0.1)
+        assert all(np.array_equal(op.outputs[0], b) for op, b in zip(ops, before))
+        assert run_until(cluster, late, 1.3)[0]
