@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import jax
 import numpy as np
@@ -29,23 +30,23 @@ def main(mib: int) -> None:
     mesh = jax.make_mesh((jax.device_count(),), ("i",))
     step = jax.jit(jax.shard_map(lambda x: jaxcoll.psum(x, "i"), mesh=mesh, in_specs=P("i"), out_specs=P()))
     n = (mib << 20) // 4
+    kept: list[Any] = []
 
     def operand(count: int) -> jax.Array:
-        row = jax.device_put(np.ones((1, count), np.float32), jax.local_devices()[0])
+        kept.append(np.ones((1, count), np.float32))
+        row = jax.device_put(kept[-1], jax.local_devices()[0])
         return jax.make_array_from_single_device_arrays((mesh.size, count), NamedSharding(mesh, P("i")), [row])
 
     step(operand(1024)).block_until_ready()  # the world is made, the first program compiled
     x = operand(n)
     compiled = step.lower(x).compile()
     # XLA's own code is paged in by a program of the same shape that sends nothing; its result stays, so that no freed memory hides ours.
-    kept = jax.jit(lambda v: v * 2)(x)
-    kept.block_until_ready()
+    kept.append(jax.jit(lambda v: v * 2)(x).block_until_ready())
     with open("/proc/self/status") as status:
         before = next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))
     reset_peak()
     result = compiled(x)
     result.block_until_ready()
-    del kept
     print(f"rank {jax.process_index()}: beyond argument and result {(peak_kib() - before) / 1024 - mib:.1f} MiB", flush=True)
 
 
