@@ -54,8 +54,8 @@ def test_a_direction_is_slowed_by_itself():
 def test_peers_share_a_link_evenly_whatever_their_connections():
     with Testbed(star(1, 2, 60e6)) as bed:
         flows = bed.start_flows([Flow("x0", "h0", connections=1), Flow("x1", "h0", connections=8)])
-        time.sleep(1.0)
-        few, many = arrived(flows, 2.5)
+        time.sleep(0.8)
+        few, many = arrived(flows, 1.8)
     assert 40e6 < few + many < 70e6
     assert 0.55 < few / many < 1.8
 
@@ -63,8 +63,8 @@ def test_peers_share_a_link_evenly_whatever_their_connections():
 def test_without_fairness_connections_compete():
     with Testbed(star(1, 2, 60e6, fair=False)) as bed:
         flows = bed.start_flows([Flow("x0", "h0", connections=1), Flow("x1", "h0", connections=8)])
-        time.sleep(1.0)
-        few, many = arrived(flows, 2.5)
+        time.sleep(0.8)
+        few, many = arrived(flows, 1.8)
     assert few / many < 0.5
 
 
