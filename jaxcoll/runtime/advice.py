@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Sequence
 from typing import Any
 
-from jaxcoll import config, launch
+from jaxcoll import config
 from jaxcoll.errors import UsageError
 from jaxcoll.runtime import choice
 from jaxcoll.schedule import Kind
@@ -41,7 +39,7 @@ def explain(operation: str, nbytes: int | str, devices: Sequence[Any] | None = N
     ids = [d for p in world.job.devices for d in p] if devices is None else [int(getattr(d, "id", d)) for d in devices]
     size_class = choice.size_class(size)
     low = choice.class_top(size_class - 1) + 1 if size_class else 0
-    rows = choice.estimates(kind, len(ids), choice.class_bytes(size_class), world.speed, 0 if kind.rooted else None)
+    rows = choice.estimates(kind, len(ids), choice.class_bytes(size_class), world.speed, 0 if kind.rooted else None, None, world.hosts_of(ids))
     chosen = choice.best(rows)
     s = world.speed
     lines = [
@@ -76,27 +74,3 @@ def _links(world: Any, ids: Sequence[int]) -> list[str]:
             name = world.link_name(p)
             names[name] = names.get(name, 0) + n
     return [f"{name} ({n} ranks)" for name, n in names.items()]
-
-
-def main(argv: Sequence[str]) -> int:
-    """The command `jaxcoll explain`."""
-    parser = argparse.ArgumentParser(
-        prog="jaxcoll explain",
-        description="Measures this machine with the given ranks and prints the cost model's table for one operation and size.",
-        epilog="example: jaxcoll explain psum 4M --ranks 8 --layout procs",
-    )
-    parser.add_argument("operation", choices=sorted(OPERATIONS))
-    parser.add_argument("size", help="bytes of a rank's larger side: 4096, 64K, 4M")
-    parser.add_argument("--ranks", type=int, default=8)
-    parser.add_argument("--layout", choices=("inproc", "procs"), default="procs", help="ranks as devices of one process, or as processes")
-    args = parser.parse_args(list(argv))
-    try:
-        config.parse_size(args.size)
-    except ValueError as error:
-        parser.error(str(error))
-    code = (
-        "import jax, jaxcoll.launch; jaxcoll.launch.initialize(); import jaxcoll; "
-        f"text = jaxcoll.explain({args.operation!r}, {args.size!r}); print(text) if jax.process_index() == 0 else None"
-    )
-    procs, devices = (args.ranks, 1) if args.layout == "procs" else (1, args.ranks)
-    return launch.run([sys.executable, "-c", code], procs, devices=devices, output="first", timeout=120).exit_code

@@ -19,11 +19,11 @@ from jaxcoll.schedule import Kind, Schedule, build, builders, stats
 
 # What the set of a collective holds, in order of preference at equal cost.
 CANDIDATES: dict[Kind, tuple[str, ...]] = {
-    Kind.ALL_REDUCE: ("one_shot", "direct", "halving_doubling", "dual_tree", "ring"),
+    Kind.ALL_REDUCE: ("one_shot", "direct", "hierarchical", "halving_doubling", "dual_tree", "ring"),
     Kind.REDUCE: ("direct", "binomial"),
     Kind.BROADCAST: ("direct", "binomial"),
-    Kind.ALL_GATHER: ("direct", "recursive_doubling", "ring"),
-    Kind.REDUCE_SCATTER: ("direct", "ring"),
+    Kind.ALL_GATHER: ("direct", "hierarchical", "recursive_doubling", "ring"),
+    Kind.REDUCE_SCATTER: ("direct", "hierarchical", "ring"),
     Kind.ALL_TO_ALL: ("direct", "pairwise"),
     Kind.PERMUTE: ("permute",),
 }
@@ -60,9 +60,12 @@ class Estimate:
 
 
 @functools.lru_cache(maxsize=256)
-def make(name: str, kind: Kind, nranks: int, root: int | None, perm: tuple[tuple[int, int], ...] | None, large: bool) -> Schedule:
-    """A candidate by name; `large` messages are pipelined where that helps."""
+def make(name: str, kind: Kind, nranks: int, root: int | None, perm: tuple[tuple[int, int], ...] | None, large: bool,
+         hosts: tuple[int, ...] = ()) -> Schedule:  # fmt: skip
+    """A candidate by name; `large` messages are pipelined where that helps. `hosts`: the host of every rank; empty: one host."""
     params: dict[str, object] = {}
+    if name == "hierarchical":
+        params["groups"] = by_host(hosts or (0,) * nranks)
     if kind.rooted:
         params["root"] = root
     if kind is Kind.PERMUTE:
@@ -72,35 +75,54 @@ def make(name: str, kind: Kind, nranks: int, root: int | None, perm: tuple[tuple
     return build(name, kind, nranks, **params)
 
 
-def predict(schedule: Schedule, nbytes: int, speed: Speed) -> float:
+def by_host(hosts: Sequence[int]) -> list[list[int]]:
+    """The ranks of each host, hosts in the order of their first rank."""
+    groups: dict[int, list[int]] = {}
+    for rank, host in enumerate(hosts):
+        groups.setdefault(host, []).append(rank)
+    return list(groups.values())
+
+
+def predict(schedule: Schedule, nbytes: int, speed: Speed, hosts: tuple[int, ...] = ()) -> float:
     """Seconds for a message whose larger side (all blocks of a rank) is `nbytes`."""
     blocks = schedule.nranks if schedule.kind in (Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_TO_ALL) else 1
-    block = max(4, nbytes // blocks // 4 * 4)
-    s = stats(schedule, None, block)
+    s = stats(schedule, None, max(4, nbytes // blocks // 4 * 4))
     if schedule.steps == 0:
         return 0.0
+    host = np.asarray(hosts or (0,) * schedule.nranks)
+    step_of = np.array([e.step for e in schedule.edges])
+    # Bytes that leave or enter a host share its interface; inside a host a rank copies for itself.
+    far = (host[s.edge_src] != host[s.edge_dst]) | ((not hosts) & speed.remote)
+    wire = np.zeros((2, schedule.steps, schedule.nranks if not hosts else int(host.max()) + 1))
+    ends = (host[s.edge_src], host[s.edge_dst]) if hosts else (s.edge_src, s.edge_dst)
+    for side, end in zip(wire, ends, strict=True):
+        np.add.at(side, (step_of[far], end[far]), s.edge_bytes[far])
+    copies = np.zeros((schedule.steps, schedule.nranks))
+    np.add.at(copies, (step_of, s.edge_dst), s.edge_bytes)
     lanes = schedule.pipeline
     messages = np.maximum(s.send_degree, s.recv_degree).max(axis=1)
-    busiest = np.maximum(s.send_bytes, s.recv_bytes).max(axis=1)
-    step = speed.alpha + MESSAGE_S * messages + busiest * (speed.beta if speed.remote else speed.copy_beta) / lanes
-    wire = float(step.sum() if lanes == 1 else (schedule.steps + lanes - 1) * step.max())
+    busiest = np.maximum(wire.max(axis=(0, 2)) * speed.beta, copies.max(axis=1) * speed.copy_beta)
+    step = speed.alpha + MESSAGE_S * messages + busiest / lanes
+    in_steps = float(step.sum() if lanes == 1 else (schedule.steps + lanes - 1) * step.max())
     # The ranks of a host share its cores: the work of all of them, however it is pipelined, takes its time.
     share = min(1.0, speed.local_ranks / schedule.nranks)
     work = float(s.recv_bytes.sum()) * share * speed.copy_beta / min(speed.cores, speed.local_ranks)
-    return max(wire, schedule.steps * speed.alpha + work)
+    return max(in_steps, schedule.steps * speed.alpha + work)
 
 
 def estimates(kind: Kind, nranks: int, nbytes: int, speed: Speed, root: int | None = None,
-              perm: tuple[tuple[int, int], ...] | None = None) -> list[Estimate]:  # fmt: skip
-    """All candidates with their predicted times."""
+              perm: tuple[tuple[int, int], ...] | None = None, hosts: tuple[int, ...] = ()) -> list[Estimate]:  # fmt: skip
+    """All candidates with their predicted times. `hosts`: the host of every rank; empty: unknown or one."""
     rows: list[Estimate] = []
     for name in CANDIDATES[kind]:
         why = builders(kind)[name].supports(nranks) if name in builders(kind) else "no such builder"
+        if name == "hierarchical" and not 1 < len(set(hosts)) < nranks:
+            why = "it needs several hosts with several ranks"
         if why is not None:
             rows.append(Estimate(name, None, why))
             continue
-        schedule = make(name, kind, nranks, root, perm, nbytes > 1 << 20)
-        rows.append(Estimate(name, predict(schedule, nbytes, speed)))
+        schedule = make(name, kind, nranks, root, perm, nbytes > 1 << 20, hosts)
+        rows.append(Estimate(name, predict(schedule, nbytes, speed, hosts)))
     return rows
 
 

@@ -77,13 +77,14 @@ class Sets:
     def _make(self, want: Want, key: int, group: tuple[int, ...]) -> SetInfo:
         nbytes = choice.class_bytes(want.size_class)
         rows: list[choice.Estimate] = []
+        hosts = self.world.hosts_of(group)
         if want.schedule is not None:
-            schedules, chosen = [override(want, len(group))], 0
+            schedules, chosen = [override(want, len(group), hosts)], 0
         else:
-            rows = choice.estimates(want.kind, len(group), nbytes, self.world.speed, want.root, want.perm)
+            rows = choice.estimates(want.kind, len(group), nbytes, self.world.speed, want.root, want.perm, hosts)
             usable = [r for r in rows if r.seconds is not None]
             schedules = [
-                choice.make(r.name, want.kind, len(group), want.root, want.perm, nbytes > 1 << 20) for r in usable
+                choice.make(r.name, want.kind, len(group), want.root, want.perm, nbytes > 1 << 20, hosts) for r in usable
             ]
             chosen = usable.index(choice.best(rows))
             if want.deterministic:
@@ -96,12 +97,12 @@ class Sets:
         return SetInfo(want, key, group, schedules, programs, chosen, rows)
 
 
-def override(want: Want, nranks: int) -> Schedule:
+def override(want: Want, nranks: int, hosts: tuple[int, ...] = ()) -> Schedule:
     """The schedule that `schedule=` or JAXCOLL_SCHEDULE names: a builder, or a file (.json, .jxc, .xml)."""
     assert want.schedule is not None
     name = want.schedule
     if name in builders():
-        return choice.make(name, want.kind, nranks, want.root, want.perm, choice.class_bytes(want.size_class) > 1 << 20)
+        return choice.make(name, want.kind, nranks, want.root, want.perm, choice.class_bytes(want.size_class) > 1 << 20, hosts)
     if Path(name).suffix in (".json", ".jxc", ".xml"):
         schedule = load_file(name)
         if schedule.kind is not want.kind or schedule.nranks != nranks:
