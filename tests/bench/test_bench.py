@@ -171,3 +171,13 @@ def test_a_connection_without_the_secret_is_dropped():
     )
     with contextlib.ExitStack() as resources:
         assert group_of(code, 1, resources).ask(30.0, do="go") == [{"well": True}]
+
+
+def test_jaxcoll_itself_against_lax(tmp_path: Path):
+    """The implementation that the command is for, in the operations that the others share with it."""
+    out = tmp_path / "out.json"
+    names = "psum,pmax,all_gather,psum_scatter,all_to_all,ppermute"
+    done = bench("--peers=lax", f"--collective={names}", "--ranks=3", "--sizes=1000,300K", "--iters=2", f"--json={out}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [row["impl"] for row in results(out)] == ["jaxcoll", "lax"] * 12
+    assert all(row["nwrong"] == 0 and row["extra_bytes"] is not None for row in results(out))
