@@ -158,7 +158,7 @@ def _fit(state: AdaptiveState, batch: Batch) -> Belief:
         # What no flow crosses any more can't be seen to end: it is believed for H epochs, longer after each vain look.
         prior = prior.forget(state.collector.seen - state.react.H * 2 ** min(state.probes, 5))
     # Where the last fit of the same table did no better, another one won't either.
-    enough = 1.15 * state.fitted[1] if state.fitted is not None and state.fitted[0] == state.config.key else 0.0
+    enough = 1.25 * state.fitted[1] if state.fitted is not None and state.fitted[0] == state.config.key else 0.0
     return Fitter(batch, state.spec.host_of, state.params, state.collector.seen).run(prior, enough)
 
 

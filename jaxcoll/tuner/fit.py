@@ -82,7 +82,7 @@ class Fitter:
         if not self.usable.any():
             return Belief((Fit(prior or Model(1.0), np.zeros(len(self.measured)), 0.0, 0.0, 1.0),), (1.0,))
         start = self.start(prior)
-        if self._settled(start) or (not start.model.clean and start.loss <= enough):
+        if self._settled(start) or start.loss <= enough:
             return Belief((self._dated(start),), (1.0,))
         seen = self._explain(start)
         if self._poor(_best(seen)) or prior is None:

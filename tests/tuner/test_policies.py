@@ -80,7 +80,7 @@ def test_nothing_is_lost_where_nothing_is_wrong() -> None:
 
 def test_strong_noise_doesn_t_make_it_flap() -> None:
     spec = all_reduce_set("dual_tree")
-    for seed in range(3):
+    for seed in range(2):
         noisy = World(QUIET, seed=seed, noise=Noise(epoch=0.1, edge=0.15, arrival=2e-3), gap=1.0)
         run = drive(Setup(spec, seed=seed), noisy, 36)
         assert len(run.taken) <= 2, [t.decision.reason for t in run.taken]
