@@ -32,6 +32,7 @@ ANSWER_S = 3.0  # how long an answer may take before an attempt is given up
 _TRIES = 8  # attempts at one decision, each with twice the margin
 _MAX_MARGIN = 1 << 20  # launches
 _FIRST_EXCHANGE_S = 0.05
+_ROOM = 3.0
 _LATE_S = 15.0  # a process that hasn't been heard of for so long at the start is named in a warning
 
 
@@ -203,8 +204,8 @@ class Leader:
 
     def commit(self, question: Mapping[str, Any]) -> Swap:
         """Brings a decision into force on all ranks at one execution, or nowhere."""
-        # Launches that begin while a proposal makes its round, twice over, and one.
-        margin, swap = 1 + math.ceil(2 * self._exchange_s * question["rate"]), Swap(False, 0, 0, 0.0, 0.0, 0)
+        # As many launches as begin while a proposal makes its round, with room to spare, and one.
+        margin, swap = 1 + math.ceil(_ROOM * self._exchange_s * question["rate"]), Swap(False, 0, 0, 0.0, 0.0, 0)
         for tries in range(1, _TRIES + 1):
             swap = dataclasses.replace(self._attempt(question, margin), tries=tries)
             if swap.committed or self._stopping.is_set():

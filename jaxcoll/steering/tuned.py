@@ -20,7 +20,8 @@ SetId = tuple[int, int]
 """(communicator id, set key)."""
 
 _RECENT = 24  # epochs that the diagnosis is made from
-_RATE_S = 3.0  # launches are counted over so many seconds
+_RATES_S = (3.0, 0.5)  # launches are counted over so many seconds
+_FEW = 8  # epochs that are too few to count launches by
 
 
 def _programs(announced: Mapping[str, Any], free: bool) -> tuple[dict[int, bytes], list[Program], int]:
@@ -94,14 +95,14 @@ class Tuned:
         return seconds
 
     def launch_rate(self) -> float:
-        """Launches a second, over the last seconds of traffic."""
-        if len(self._starts) < 2:
+        """Launches a second: the most of what the last seconds, the last half second, and one epoch's length say."""
+        if not self._starts:
             return 0.0
         newest = max(at for at, _ in self._starts)
-        window = [(at, launch) for at, launch in self._starts if newest - at < _RATE_S * 1e9]
-        span = (newest - min(at for at, _ in window)) / 1e9
-        launches = [launch for _, launch in window]
-        return (max(launches) - min(launches)) / span if span > 0 else 0.0
+        rates = [_rate([s for s in self._starts if newest - s[0] < span * 1e9]) for span in _RATES_S]
+        if len(self._starts) < _FEW:
+            rates.append(1 / max(1e-3, float(np.median(self.seconds))))
+        return max(rates)
 
     def took(self, decision: Decision) -> None:
         """Notes a decision that is in force."""
@@ -146,6 +147,13 @@ class Tuned:
             "last": self.last,
             **self.seen(),
         }
+
+
+def _rate(starts: Sequence[tuple[int, int]]) -> float:
+    """Launches a second of (start in ns, launch) pairs."""
+    times, launches = [at for at, _ in starts], [launch for _, launch in starts]
+    span = (max(times) - min(times)) / 1e9
+    return (max(launches) - min(launches)) / span if span > 0 else 0.0
 
 
 def _carries(schedule: Schedule, edge: Any) -> bool:

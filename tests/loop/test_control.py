@@ -1,0 +1,109 @@
+"""The control channel: frames, both carriers, and who is let in."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+
+import pytest
+
+from jaxcoll.runtime import control
+from jaxcoll.runtime.job import MemoryStore
+from jaxcoll.runtime.swap import CANCEL, COMMIT, points_behind, settle, verdict_key
+from needs import need
+
+
+def test_frames_hold_message_and_payload():
+    message = {"do": "x", "number": 2**64 - 1}
+    assert control.unpack(control.pack(message, b"\0\1")) == (message, b"\0\1")
+
+
+@pytest.mark.parametrize("frame", [b"", b"\1", control.pack({"no": 1}, b""), b"\4\0\0\0[12]"])
+def test_a_frame_that_is_none_is_refused(frame: bytes):
+    with pytest.raises(ValueError):
+        control.unpack(frame)
+
+
+def exchange(leader: control.LeaderEnd, worker: control.WorkerEnd, me: int) -> None:
+    """A word up, two down in order, and one pushed."""
+    worker.send({"do": "hello"})
+    assert worker.push({"do": "records"}, b"abc")
+    got: list[tuple[int, control.Message, bytes]] = []
+    deadline = time.monotonic() + 20
+    while len(got) < 2 and time.monotonic() < deadline:
+        got += leader.receive(0.5)
+    assert sorted(got, key=lambda g: g[1]["do"]) == [(me, {"do": "hello"}, b""), (me, {"do": "records"}, b"abc")]
+    for i in range(2):
+        leader.send(me, {"do": "stage", "i": i}, b"t")
+    answers: list[tuple[control.Message, bytes]] = []
+    while len(answers) < 2 and time.monotonic() < deadline:
+        answers += worker.receive(0.5)
+    assert answers == [({"do": "stage", "i": 0}, b"t"), ({"do": "stage", "i": 1}, b"t")]
+    assert worker.receive(0.01) == []
+
+
+def test_the_store_carries_messages():
+    store = MemoryStore()
+    exchange(control.KvLeader(store, 3), control.KvWorker(store, 2), 2)
+    assert store.list_bytes("loop/") == [], "read messages must not stay in the store"
+
+
+def test_queues_carry_messages_inside_a_process():
+    local = control.Local()
+    exchange(control.LocalLeader(local), local, 0)
+
+
+def test_zmq_carries_messages_and_lets_in_the_jobs_key_only():
+    need(control.has_zmq(), "pyzmq", "ZMQ")
+    import zmq
+
+    store = MemoryStore()
+    leader = control.ZmqLeader(store, "127.0.0.1")
+    worker = control.ZmqWorker(store, 1, 5.0)
+    try:
+        exchange(leader, worker, 1)
+        found = json.loads(store.get("loop/endpoint", 1))
+        public, secret = zmq.curve_keypair()
+        store.set("loop/endpoint", json.dumps({**found, "public": public.decode(), "secret": secret.decode()}))
+        stranger = control.ZmqWorker(store, 2, 5.0)
+        try:
+            stranger.send({"do": "hello"})
+            assert leader.receive(0.7) == []
+        finally:
+            stranger.close()
+    finally:
+        worker.close()
+        leader.close()
+
+
+def test_without_pyzmq_in_one_process_all_use_the_store(monkeypatch: pytest.MonkeyPatch):
+    store = MemoryStore()
+    names: dict[int, str] = {}
+    has = threading.local()
+    monkeypatch.setattr(control, "has_zmq", lambda: has.zmq)
+
+    def join(me: int) -> None:
+        has.zmq = me != 1
+        _, end, names[me] = control.open_channel(store, me, 3, "", "127.0.0.1:1", 10.0)
+        end.close()
+
+    threads = [threading.Thread(target=join, args=(me,)) for me in range(3)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert names == {0: "store", 1: "store", 2: "store"}
+
+
+def test_the_first_verdict_stands():
+    store = MemoryStore()
+    assert settle(store, "1", CANCEL) == CANCEL
+    assert settle(store, "1", COMMIT) == CANCEL
+    store.delete(verdict_key("1"))
+    assert settle(store, "1", COMMIT) == COMMIT
+
+
+def test_points_lie_behind_the_furthest_launch():
+    wrapped = [[(7, 2**31 - 1, 3)], [(7, 2**31 + 1, 0), (8, -5, 9)]]
+    assert points_behind(wrapped, 4) == [(7, 2**31 + 5, 0), (8, -1, 0)]
