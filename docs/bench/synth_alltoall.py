@@ -1,4 +1,6 @@
-"""Figures of all_to_all synthesis: `python docs/bench/synth_alltoall.py [--hosts 2,4,8,16,32,64] [--part growth|noisy|arcs] [--svg FILE]`.
+"""Figures of all_to_all synthesis.
+
+`python docs/bench/synth_alltoall.py [--hosts 2,4,8,16,32,64] [--part growth|noisy|arcs] [--svg FILE]`
 
 Prints Markdown tables. Times are processor seconds of the whole process (user + system), so that they compare on a busy
 machine; on an idle one they are wall-clock times, the solve being single-threaded.
@@ -9,7 +11,7 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
@@ -30,7 +32,7 @@ class ProcessorClock(Clock):
     """Counts processor time instead of wall-clock time."""
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
+    def phase(self, name: str) -> Generator[None]:
         began = time.process_time()
         with super().phase(name):
             yield
@@ -124,7 +126,7 @@ def plot(lines: dict[str, list[tuple[int, float]]], path: Path) -> None:
             px, py = at(x0, 10**power)
             out.append(f'<path d="M60 {py:.0f}H480" stroke="#ddd"/><text x="52" y="{py + 4:.0f}" text-anchor="end">')
             out.append(f"{10**power:g} s</text>")
-    for (name, line), colour in zip(lines.items(), colours, strict=False):
+    for line, colour in zip(lines.values(), colours, strict=False):
         path_ = " ".join(f"{'M' if i == 0 else 'L'}{a:.1f} {b:.1f}" for i, (a, b) in enumerate(at(*p) for p in line))
         out.append(f'<path d="{path_}" fill="none" stroke="{colour}" stroke-width="2"/>')
     for i, (name, colour) in enumerate(zip(lines, colours, strict=False)):

@@ -235,7 +235,9 @@ def _chunk_bounds(problem: _Problem, sym: Symmetry, lp: Fractional) -> dict[int,
     """For every number of chunks a proven bound of the rate."""
     cap = np.zeros(len(sym.arc_count))
     cap[sym.arc_class] = problem.net.cap
-    weights = np.stack([np.bincount(sym.arc_class, dual, len(cap)) for dual in lp.duals[:DUALS]])
+    weights = np.zeros((len(lp.duals[:DUALS]), len(cap)))
+    for row, dual in zip(weights, lp.duals, strict=False):
+        np.add.at(row, sym.arc_class, dual)
     return {k: rate_bound(cap, weights, k, lp.bound) for k in range(1, problem.chunks + 1)}
 
 

@@ -199,18 +199,17 @@ class Router:
     def _negotiate(self, work: Routing, limit: IntArray, surcharge: float, history: FloatArray) -> None:
         """One round: units above the limits get other paths, in a few waves that each see where the one before went."""
         units = self._evict(work, limit)
-        for _ in range(WAVES):
+        for wave in range(WAVES):
             free = limit - work.load
             weight = self.base + self.even * (history + surcharge * (free <= 0))
             new = self.paths(weight, work.source[units], work.dest[units])
             fits = self._fitting(new, free)
+            if wave == WAVES - 1 or not fits.any():
+                fits[:] = True  # no room for these, or none left in this round: they overload their cheapest path
             self._place(work, units[fits], new[fits])
-            units, new = units[~fits], new[~fits]
+            units = units[~fits]
             if not len(units):
-                return
-            if not fits.any():
                 break
-        self._place(work, units, new)
         history += 0.1 * np.minimum(np.maximum(work.load - limit, 0) / np.maximum(limit, 1.0), 1.0)
 
     def _evict(self, work: Routing, limit: IntArray) -> IntArray:

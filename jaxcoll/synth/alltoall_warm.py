@@ -16,7 +16,7 @@ from jaxcoll.errors import UsageError
 from jaxcoll.synth.alltoall_net import FloatArray, IntArray, Net
 from jaxcoll.synth.alltoall_round import Router, Routing, arc_loads
 from jaxcoll.synth.alltoall_schedule import hops
-from jaxcoll.synth.pricing import Trees
+from jaxcoll.synth.pricing import Int32Array, Trees
 
 FORMAT, VERSION = "jaxcoll-all-to-all-warm", 1
 
@@ -76,7 +76,7 @@ class AllToAllWarm:
         return routing
 
 
-def _pack(**arrays: FloatArray | IntArray) -> str:
+def _pack(**arrays: FloatArray | IntArray | Int32Array) -> str:
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
     return base64.b64encode(buffer.getvalue()).decode()

@@ -153,7 +153,7 @@ def _read(net: Net, ex: _Expanded, h: highspy.Highs, chunks: int | None) -> ArcS
         )
     optimal = status == highspy.HighsModelStatus.kOptimal
     flow = value[:-1].reshape(net.ranks, -1).sum(axis=0)
-    load = np.bincount(ex.base[ex.base >= 0], flow[ex.base >= 0], net.arcs)
+    load = np.asarray(np.bincount(ex.base[ex.base >= 0], flow[ex.base >= 0], net.arcs), np.float64)
     if chunks is None:
         return ArcSolution(float(value[-1]), float(value[-1]) if optimal else float("inf"), optimal, load)
     least = max(info.mip_dual_bound, 1e-300)

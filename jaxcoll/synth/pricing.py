@@ -61,7 +61,7 @@ class Trees:
         key, inverse = np.unique(key, return_inverse=True)
         tree = key // max(arcs, 1)
         start = np.searchsorted(tree, np.arange(len(source) + 1))
-        return Trees(source, start, key - tree * arcs, np.bincount(inverse, units, len(key)))
+        return Trees(source, start, key - tree * arcs, np.asarray(np.bincount(inverse, units, len(key)), np.float64))
 
     @staticmethod
     def join(parts: Sequence[Trees]) -> Trees:
@@ -92,7 +92,7 @@ class Trees:
 
     def cost(self, weight: FloatArray) -> FloatArray:
         """Sum of units times weight of every tree, float64 [k]."""
-        return np.bincount(self.tree, self.units * weight[self.arc], len(self))
+        return np.asarray(np.bincount(self.tree, self.units * weight[self.arc], len(self)), np.float64)
 
 
 @dataclass(frozen=True)
