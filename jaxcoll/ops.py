@@ -303,7 +303,9 @@ def pbroadcast(
         return _map(lambda leaf: _broadcast_by_sum(leaf, axes, source), x, options)
     if isinstance(source, bool) or not isinstance(source, (int, np.integer)):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise UsageError(f"pbroadcast: `source` must be an int, the index of a rank, not {source!r}")
-    return _map(lambda leaf: lax.pbroadcast(leaf, axes, int(source)), x, options)
+    # A tuple always: JAX takes a name apart into its letters here.
+    named = axes if isinstance(axes, tuple) else (axes,)
+    return _map(lambda leaf: lax.pbroadcast(leaf, named, int(source)), x, options)
 
 
 def _broadcast_by_sum(leaf: jax.Array, axes: AxisName, source: jax.Array) -> jax.Array:
