@@ -125,7 +125,7 @@ class Cluster:
     Close it (or use it as a context manager) only when no operation is open, or when the test wants them to fail.
     """
 
-    def __init__(self, transport: str, ranks: int, *, run: bool = True, **options: Any):
+    def __init__(self, transport: str, ranks: int, *, run: bool = True, only: int | None = None, **options: Any):
         self.transport, self.ranks = transport, ranks
         self.options = Options(**options)
         self.native = load()
@@ -141,8 +141,9 @@ class Cluster:
         self.worlds = [self._create(p) for p in range(len(self.devices))]
         self.alive = set(range(len(self.worlds)))
         self._join()
-        for world in self.worlds if run else []:
-            self.native.check(self.native.lib.jc_world_start(world))
+        for p, world in enumerate(self.worlds if run else []):
+            if only in (None, p):  # the others are played by the test
+                self.native.check(self.native.lib.jc_world_start(world))
 
     def _create(self, me: int) -> Any:
         o = self.options

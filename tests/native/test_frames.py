@@ -1,0 +1,201 @@
+"""What a connection brings is checked: damage takes the link down with its reason, what nobody asked for is dropped."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import random
+import socket
+import struct
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from jaxcoll.runtime.native import NativeError
+from jaxcoll.schedule import Kind, build
+
+from .harness import Cluster, Op
+
+pytestmark = pytest.mark.timeout(60)
+
+MAGIC = 0x314C434A
+COUNT, TOTAL = 51_200, 102_400  # elements of the operand; bytes of one of its two chunks
+OFFER, EAGER, READY, DATA, ACK, ABORT, GOODBYE, POSTED, WAITING = range(1, 10)
+_FORM = struct.Struct("<IIBBHHHQQqI4xI4xQQQ")
+assert _FORM.size == 80
+
+
+@dataclasses.dataclass
+class Header:
+    """transport/link.h, field by field."""
+
+    magic: int = MAGIC
+    payload: int = 0
+    type: int = READY
+    reserved: int = 0
+    src: int = 1
+    dst: int = 0
+    lane: int = 0
+    comm: int = 0
+    site: int = 0
+    launch: int = 0
+    index: int = 0
+    transfer: int = 0
+    signature: int = 0
+    offset: int = 0
+    total: int = 0
+
+    def pack(self, body: bytes = b"", /, **changes: int) -> bytes:
+        changes = {"payload": len(body), **changes}
+        return _FORM.pack(*dataclasses.astuple(dataclasses.replace(self, **changes))) + body
+
+
+class Peer:
+    """Process 1 of two, played by the test: the other ends of process 0's connections, and an operation of rank 0."""
+
+    def __init__(self, cluster: Cluster, op: Op):
+        self.cluster, self.op = cluster, op
+        self.sockets = [socket.socket(fileno=s.detach()) for s in cluster.sockets[1, 0]]
+        self.known = self._receive()
+
+    def _receive(self) -> Header:
+        """The first message of rank 0: a READY that names the operation."""
+        self.sockets[0].settimeout(10)
+        data = b""
+        while len(data) < _FORM.size:
+            data += self.sockets[0].recv(_FORM.size - len(data))
+        header = Header(*_FORM.unpack(data))
+        assert (header.magic, header.type, header.src, header.dst) == (MAGIC, READY, 0, 1)
+        return dataclasses.replace(header, src=1, dst=0)
+
+    def send(self, data: bytes, connection: int = 0) -> None:
+        self.sockets[connection].settimeout(10)
+        self.sockets[connection].sendall(data)
+
+    def still_open(self) -> None:
+        """Nothing that was sent has ended the operation or touched its result; an abort does, so all before it was read."""
+        assert not self.op.wait(0.05)
+        assert (self.op.outputs[0].view(np.uint8) == 0xA5).all()
+        self.send(self.known.pack(b"enough", type=ABORT))
+        assert self.op.error(5) == "enough"
+        assert (self.op.outputs[0].base == 0xA5).all()
+
+
+@contextlib.contextmanager
+def peer() -> Iterator[Peer]:
+    with Cluster("tcp", 2, timeout=20, mismatch=10, only=0) as cluster:
+        key = cluster.define([build("ring", Kind.ALL_REDUCE, 2)])
+        op = cluster.start(0, Kind.ALL_REDUCE, np.ones(COUNT, np.float32), key, launch=1)
+        yield Peer(cluster, op)
+
+
+@pytest.mark.parametrize("connection", [0, 1])
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"GET / HTTP/1.1\r\n" + b"x" * 100, "it sent bytes that are no jaxcoll message"),
+        (Header().pack(payload=(1 << 20) + 1), "it sent a message that is too long"),
+        (Header(type=DATA).pack(payload=2**32 - 1), "it sent a message that is too long"),
+    ],
+    ids=["no message", "long", "endless"],
+)
+def test_damage_takes_the_link_down(data: bytes, why: str, connection: int):
+    with peer() as p:
+        p.send(data, connection)
+        error = p.op.error(2)
+        assert f"rank 1 is lost ({why})" in error, error
+        assert "edge 1->0" in error
+
+
+@pytest.mark.parametrize("data", [Header().pack()[:50], Header(type=EAGER).pack(b"abc", payload=10)])
+def test_an_end_in_the_middle(data: bytes):
+    with peer() as p:
+        p.send(data)
+        for s in p.sockets:
+            s.shutdown(socket.SHUT_WR)
+        assert "in the middle of a message" in p.op.error(2)
+
+
+def test_an_end_in_the_middle_of_a_transfer():
+    with peer() as p:
+        p.send(p.known.pack(b"x" * 1000, type=DATA, payload=TOTAL, total=TOTAL))
+        time.sleep(0.05)
+        for s in p.sockets:
+            s.shutdown(socket.SHUT_RDWR)
+        assert "in the middle of a message" in p.op.error(2)
+
+
+@pytest.mark.parametrize("kind", [0, 10, 11, 77, 255])
+def test_unknown_messages_are_dropped(kind: int):
+    with peer() as p:
+        p.send(p.known.pack(b"what", type=kind) * 3)
+        p.send(p.known.pack(b"what", type=kind, launch=9) * 3)
+        p.still_open()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"transfer": 1000}, {"transfer": 2**32 - 1}, {"lane": 9}, {"lane": 65535}, {"src": 0}, {"src": 9}, {"dst": 1},
+        {"offset": TOTAL - 1}, {"offset": 2**64 - 4}, {"total": 7}, {"total": 2**63}, {"launch": 2}, {"index": 5},
+        {"comm": 1}, {"site": 99},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_data_that_nobody_asked_for(changes: dict[str, int]):
+    with peer() as p:
+        for connection in (0, 1):
+            p.send(p.known.pack(b"\0" * 512, **{"type": DATA, "total": TOTAL, **changes}), connection)
+        p.still_open()
+
+
+def test_data_twice():
+    # The same part again on another connection: refused, or the transfer would seem complete while bytes still land.
+    with peer() as p:
+        part = p.known.pack(b"\0" * 60_000, type=DATA, total=TOTAL)
+        for connection in (0, 1):
+            p.send(part, connection)
+        p.still_open()
+
+
+@pytest.mark.parametrize("kind", [OFFER, EAGER, READY, ACK, POSTED, WAITING])
+def test_forged_messages(kind: int):
+    with peer() as p:
+        address = struct.pack("<QQ", 8, TOTAL)
+        for payload in (b"", b"x", address, address * 3, b"\xff" * 64):
+            for changes in ({}, {"transfer": 2**32 - 1}, {"lane": 65535}, {"src": 7}, {"src": 0}, {"launch": 50}):
+                if kind == OFFER and payload == address and not changes:
+                    continue  # a well-formed offer on a link that can't read: the operation fails, see below
+                p.send(p.known.pack(payload, type=kind, **changes))
+        p.still_open()
+
+
+def test_an_offer_over_tcp_is_an_error():
+    with peer() as p:
+        p.send(p.known.pack(struct.pack("<QQ", 8, TOTAL), type=OFFER))
+        error = p.op.error(5)
+        assert "tcp can't read a peer's memory" in error
+        assert "edge 1->0" in error
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_frames(seed: int):
+    rng = random.Random(seed)
+    with peer() as p:
+        fields = ("type", "src", "dst", "lane", "transfer", "offset", "total", "launch", "index", "signature")
+        sizes = {"type": 1, "src": 2, "dst": 2, "lane": 2, "transfer": 4, "index": 4}
+        for _ in range(300):
+            changes = {"type": rng.randrange(1, 10), "total": TOTAL}
+            for name in rng.sample(fields, rng.randrange(0, 4)):
+                top = 2 ** (8 * sizes.get(name, 7))
+                changes[name] = rng.choice((0, 1, 2, rng.randrange(top), top - 1))
+            payload = rng.randbytes(rng.choice((0, 1, 16, 100, 4000)))
+            with contextlib.suppress(OSError):  # an abort or a goodbye may have ended it
+                p.send(p.known.pack(payload, **changes), rng.randrange(2))
+        with contextlib.suppress(OSError):
+            p.send(p.known.pack(b"enough", type=ABORT))
+        with contextlib.suppress(NativeError):
+            p.op.wait(5)
+        assert (p.op.outputs[0].base[-64:] == 0xA5).all()
