@@ -1,7 +1,7 @@
 """What the ranks of the loop's tests run: `program.py MODE SWAPS`. Prints one line of JSON a rank.
 
-Every step is checked against plain numpy; rank 0 says when enough swaps are done, through the collective itself, so that
-all ranks stop at the same step.
+Every step is checked against plain numpy; rank 0 says when enough swaps are done, through the collective itself, so
+that all ranks stop at the same step.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Checked:
         return jax.pmap(body, axis_name="i")
 
     def run(self, stop: bool) -> tuple[bool, bytes]:
-        """One step. Returns (whether rank 0 wants to stop, the parameters' bytes); AssertionError for a wrong result."""
+        """One step. Returns (whether rank 0 wants to stop, the parameters' bytes); AssertionError for wrong results."""
         flags = np.zeros((self.n, 1), np.float32)
         flags[0] = stop
         out = self.step(self.params, self.x, self._place(flags))

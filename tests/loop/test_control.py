@@ -7,11 +7,11 @@ import threading
 import time
 
 import pytest
+from needs import need
 
 from jaxcoll.runtime import control
 from jaxcoll.runtime.job import MemoryStore
 from jaxcoll.runtime.swap import CANCEL, COMMIT, points_behind, settle, verdict_key
-from needs import need
 
 
 def test_frames_hold_message_and_payload():

@@ -1,0 +1,163 @@
+"""A run log, set by set, as what the report's figures show."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from jaxcoll.errors import UsageError
+from jaxcoll.steering import policy, runlog
+from jaxcoll.telemetry import RECORD_DTYPE, Epoch, measurement_matrix
+from jaxcoll.tuner import Config, Decision, ScheduleSet
+from jaxcoll.tuner.detect import detect
+from jaxcoll.tuner.measure import batch_of, pattern_of
+
+Floats = npt.NDArray[np.float64]
+
+WINDOW = 60  # epochs before the first swap, and at the end, that "before" and "after" stand for
+_BATCH = 6  # epochs from which an edge is found congested
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Point:
+    """An epoch: its start and its collective's time, seconds; `launch` and `index` say which execution."""
+
+    start: float
+    seconds: float
+    launch: int
+    index: int
+    site: int
+    config: Config
+    epoch: Epoch
+
+
+@dataclasses.dataclass(frozen=True)
+class Made:
+    """A decision as the log has it; `at` is seconds since the run's first epoch."""
+
+    decision: Decision
+    committed: bool
+    at: float
+    stall_s: float
+    tries: int
+    refusal: str
+    measured: float | None = None
+    """Median time of the next epochs over that of the last ones before; None where there are none."""
+
+
+@dataclasses.dataclass(eq=False)
+class SetRun:
+    """One set's way through the run."""
+
+    spec: ScheduleSet
+    policy: str
+    points: list[Point] = dataclasses.field(default_factory=list)
+    made: list[Made] = dataclasses.field(default_factory=list)
+    configs: dict[int, Config] = dataclasses.field(default_factory=dict)
+
+    @property
+    def swaps(self) -> list[Made]:
+        """What came into force."""
+        return [m for m in self.made if m.committed]
+
+    def before(self) -> list[Point]:
+        """The last epochs before the first swap (all, without one)."""
+        first = self.swaps[0].decision.version if self.swaps else None
+        return [p for p in self.points if first is None or p.config.table.version < first][-WINDOW:]
+
+    def after(self) -> list[Point]:
+        """The last epochs under the last table; [] without a swap."""
+        if not self.swaps:
+            return []
+        last = max(p.config.table.version for p in self.points)
+        return [p for p in self.points if p.config.table.version == last][-WINDOW:] if last else []
+
+    def steps(self) -> tuple[Floats, Floats]:
+        """(start, time) of the steps, seconds: from one launch of a call site to its next."""
+        firsts: dict[tuple[int, int], float] = {}
+        for p in self.points:
+            key = (p.site, p.launch)
+            firsts[key] = min(p.start, firsts.get(key, p.start))
+        sites = [site for site, _ in firsts]
+        if not sites:
+            return np.empty(0), np.empty(0)
+        busiest = max(set(sites), key=sites.count)
+        mine = sorted((start, launch) for (site, launch), start in firsts.items() if site == busiest)
+        start = np.array([s for s, _ in mine])
+        launch = np.array([n for _, n in mine])
+        gap = np.diff(launch)
+        # Sampled epochs leave launches out: the mean over those between stands for them.
+        good = gap > 0
+        return start[:-1][good], (np.diff(start)[good] / gap[good])
+
+    def throughput(self, points: Sequence[Point]) -> Floats:
+        """Median bytes/s by [src][dst]; NaN where nothing went."""
+        records = np.concatenate([p.epoch.records for p in points]).astype(RECORD_DTYPE)
+        return measurement_matrix(records, self.spec.nranks).throughput
+
+    def congested(self, points: Sequence[Point]) -> list[int]:
+        """Edges of the schedule that `points` ran last which are congested by the paper's equations 1 and 2."""
+        config = points[-1].config
+        same = [p.epoch for p in points if p.config.key == config.key][-_BATCH:]
+        pattern = pattern_of(self.spec.by_id[config.program].schedule, config.table, self.spec.nbytes)
+        found = detect(batch_of(same, pattern, self.spec.nranks), 0.2, 0.15)
+        return [int(edge) for edge in np.flatnonzero(found.any)]
+
+
+def load(path: str | Path) -> list[SetRun]:
+    """The sets of a run log, the one that took most time first. UsageError if it is no run log or holds no epoch."""
+    sets: dict[str, SetRun] = {}
+    origin: int | None = None
+    for line in runlog.read(path):
+        kind = line["type"]
+        if kind == "set":
+            chosen, spec = policy.from_json(line)
+            sets[spec.key] = SetRun(spec, chosen.name, configs={spec.home.table.version: spec.home})
+        elif kind == "epoch":
+            origin = int(line["start_ns"]) if origin is None else min(origin, int(line["start_ns"]))
+            _epoch(sets[line["key"]], line)
+        elif kind == "decision":
+            _decision(sets[line["key"]], line)
+    runs = [run for run in sets.values() if run.points]
+    if not runs or origin is None:
+        raise UsageError(f"{path} holds no epochs: the run was too short, or nothing in it was tuned")
+    for run in runs:
+        _finish(run, origin / 1e9)
+    return sorted(runs, key=lambda run: -sum(p.seconds for p in run.points))
+
+
+def _epoch(run: SetRun, line: Mapping[str, Any]) -> None:
+    epoch = runlog.epoch_of(line)
+    config = run.configs.get(epoch.version)
+    if config is None or config.program != epoch.program:
+        return  # ran a table of an attempt that the log doesn't have
+    _, site, launch, index = epoch.id
+    run.points.append(Point(line["start_ns"] / 1e9, line["seconds"], launch, index, site, config, epoch))
+
+
+def _decision(run: SetRun, line: Mapping[str, Any]) -> None:
+    decision = Decision.from_json(line)
+    if line["committed"]:
+        run.configs[decision.version] = Config(decision.program, decision.table)
+    made = Made(decision, line["committed"], line["time"], line["stall_s"], line["tries"], line["refusal"])
+    run.made.append(made)
+
+
+def _finish(run: SetRun, origin: float) -> None:
+    """Times since the run's start, and what each swap brought."""
+    run.points = [dataclasses.replace(p, start=p.start - origin) for p in sorted(run.points, key=lambda p: p.start)]
+    run.made = [dataclasses.replace(m, at=m.at - origin, measured=_ratio(run, m)) for m in run.made]
+
+
+def _ratio(run: SetRun, made: Made) -> float | None:
+    if not made.committed:
+        return None
+    version = made.decision.version
+    new = [p.seconds for p in run.points if p.config.table.version == version][:_BATCH]
+    old = [p.seconds for p in run.points if p.config.table.version < version][-_BATCH:]
+    return float(np.median(new) / np.median(old)) if new and old else None

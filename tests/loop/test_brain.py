@@ -1,0 +1,130 @@
+"""The brain by itself, over the simulator."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+
+import pytest
+
+from jaxcoll import replay
+from jaxcoll.errors import UsageError
+from jaxcoll.steering import policy, runlog
+from loop.simulated import QUIET, SET, Job, announcement
+
+
+def test_it_reacts_to_congestion_and_says_why(tmp_path: Path):
+    job = Job(tmp_path / "run.jsonl")
+    job.run(40)
+    congested, end = statistics.median(job.seconds[QUIET : QUIET + 3]), statistics.median(job.seconds[-8:])
+    assert end < congested / 1.3
+    status = job.brain.status()
+    assert status["swaps"] >= 1
+    (one,) = status["sets"]
+    assert one["version"] == job.table.version
+    assert len(one["throughput"]) == 8
+    reason = status["decisions"][0]["reason"]
+    assert "congested" in reason
+    assert "expected" in reason
+    json.dumps(status)  # plain data
+
+
+@pytest.mark.parametrize("name", ["jaxcoll", "react-paper", "shuffle"])
+def test_a_run_with_a_decision_that_failed_replays_alike(name: str, tmp_path: Path):
+    log = tmp_path / "run.jsonl"
+    job = Job(log, name, refuse=1)
+    job.run(50)
+    job.log.close()
+    steps = replay.replay(log)
+    assert len(steps) == len(job.questions) >= 2
+    assert all(step.same for step in steps)
+    lines = [line for line in runlog.read(log) if line["type"] == "decision"]
+    assert [line["committed"] for line in lines[:2]] == [False, True]
+    assert lines[0]["version"] == lines[1]["version"] == 1, "a version that never came into force is used again"
+
+
+def test_a_failed_decision_leaves_the_policy_where_it_was():
+    job = Job(refuse=1)
+    job.run(40)
+    summary = job.brain.status()["sets"][0]
+    assert summary["failed"] == 1
+    assert summary["swaps"] >= 1
+
+
+def test_a_late_rank_is_reported_and_causes_no_swap():
+    job = Job(late={5: 0.05})
+    job.run(40)
+    assert job.questions == []
+    findings = job.brain.status()["sets"][0]["findings"]
+    assert any("rank 5 is late" in line for line in findings)
+
+
+def test_nothing_is_decided_while_a_decision_is_open():
+    job = Job(name="shuffle")
+    job._decide = job.questions.append  # type: ignore[method-assign]
+    job.run(30)
+    assert len(job.questions) == 1
+
+
+def test_deterministic_sets_are_left_alone():
+    job = Job()
+    job.brain.sets.clear()
+    job.brain.take(("set", SET, {**announcement(), "deterministic": True}, [0], [0] * 8))
+    assert job.brain.sets == {}
+
+
+def test_pinned_schedules_move_ranks_only():
+    job = Job()
+    job.brain.sets.clear()
+    job.brain._policy = policy.make("jaxcoll", free=False)
+    job.brain.take(("set", SET, announcement(), list(range(8)), list(range(8))))
+    job.run(40)
+    assert job.questions
+    assert {q["program"] for q in job.questions} == {next(iter(job.schedules))}
+
+
+def test_too_many_records_are_sampled(monkeypatch: pytest.MonkeyPatch):
+    now = 0.0
+    monkeypatch.setattr("jaxcoll.steering.brain.time.monotonic", lambda: now)
+    job = Job()
+    now, job.brain._came = 2.0, 100_000
+    (message,) = job.brain._throttle()
+    kind, stride = message
+    assert kind == "stride"
+    assert 50_000 / stride <= 4000 < 100_000 / stride
+    now, job.brain._came = 4.0, 0
+    assert job.brain._throttle() == [("stride", stride // 2)]
+
+
+def test_policies_by_name():
+    assert policy.make("react-paper", B=4, seed=3).name == "react-paper"
+    assert policy.make("jaxcoll", margin=0.1).free
+    with pytest.raises(UsageError, match="known are jaxcoll, react-paper, shuffle"):
+        policy.make("best")
+    with pytest.raises(UsageError, match="no parameter 'speed'"):
+        policy.make("jaxcoll", speed=1)
+    with pytest.raises(UsageError, match="no parameter 'margin'"):
+        policy.make("react-paper", margin=0.1)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"type":"set"}\n', "no run log"),
+        ('{"type":"run","format":1}\n[]\n{}\n', "line 2"),
+        ('{"type":"run","format":1}\n{"type":\n{}\n', "line 2 is no JSON"),
+        ('{"type":"run","format":1}\n{"type":"epoch","key":"a"}\n', 'no "set" line'),
+    ],
+)
+def test_a_file_that_is_no_run_log_is_refused(text: str, words: str, tmp_path: Path):
+    file = tmp_path / "x.jsonl"
+    file.write_text(text)
+    with pytest.raises(UsageError, match=words):
+        replay.replay(file)
+
+
+def test_a_last_line_that_was_cut_is_left_out(tmp_path: Path):
+    file = tmp_path / "x.jsonl"
+    file.write_text('{"type":"run","format":1}\n{"type":"epo')
+    assert [line["type"] for line in runlog.read(file)] == ["run"]

@@ -1,0 +1,142 @@
+"""The report: its numbers, its page, and a real browser's word on it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from needs import need
+
+from jaxcoll import report
+from jaxcoll.errors import UsageError
+from jaxcoll.report.figures import Line, heatmap, line_chart, ticks
+from jaxcoll.report.run import load
+from loop.simulated import QUIET, Job
+
+FIGURES = {"line": 3, "heat": 2, "pattern": 2}
+"""Figures of a set, by kind: step time, collective time and distribution; maps and patterns before and after."""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """(run log, its page) of a simulated run."""
+    folder = tmp_path_factory.mktemp("report")
+    job = Job(folder / "run.jsonl")
+    job.run(60)
+    job.log.close()
+    assert report.main([str(folder / "run.jsonl"), "-o", str(folder / "page.html"), "--title", "A <run> & more"]) == 0
+    return folder / "run.jsonl", folder / "page.html"
+
+
+class Page(HTMLParser):
+    """Open tags must be closed in order; figures are counted; nothing may be fetched."""
+
+    VOID = {"meta", "link", "br"}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.figures: list[str] = []
+        self.outside: list[str] = []
+        self.ids: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = dict(attrs)
+        if tag not in self.VOID:
+            self.open.append(tag)
+        if tag == "svg":
+            self.figures.append((values.get("class") or "").removeprefix("figure "))
+        if values.get("id"):
+            self.ids.append(values["id"] or "")
+        links = [values.get(name) or "" for name in ("src", "href")]
+        self.outside += [link for link in links if link and not link.startswith(("#", "data:"))]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_holds_every_figure_and_needs_nothing_else(made: tuple[Path, Path]):
+    text = made[1].read_text()
+    page = Page()
+    page.feed(text)
+    page.close()
+    assert page.open == []
+    assert page.outside == []
+    assert len(page.ids) == len(set(page.ids))
+    assert {kind: page.figures.count(kind) for kind in set(page.figures)} == FIGURES
+    assert "A &lt;run&gt; &amp; more" in text
+    for svg in re.findall(r"<svg.*?</svg>", text, re.DOTALL):
+        ET.fromstring(svg)
+
+
+def test_swaps_are_marked_and_congested_edges_red(made: tuple[Path, Path]):
+    (run,) = load(made[0])
+    text = made[1].read_text()
+    assert len(run.swaps) >= 1
+    assert text.count('class="mark"') == 2 * len(run.swaps)
+    red = run.congested(run.before())
+    assert red
+    assert text.count('stroke="#d00000" stroke-width="3"') >= len(red)
+    edges = run.spec.by_id[run.spec.start].schedule.edges
+    touching = sum(3 in (edges[i].src, edges[i].dst) for i in red)
+    assert touching > len(red) / 2, "rank 3 has the strangers"
+
+
+def test_before_after_and_measured_are_what_the_run_had(made: tuple[Path, Path]):
+    (run,) = load(made[0])
+    before, after = (np.median([p.seconds for p in points]) for points in (run.before()[QUIET:], run.after()))
+    assert after < before / 1.3
+    first = run.swaps[0]
+    assert first.measured is not None
+    assert first.measured < 0.9
+    start, step = run.steps()
+    assert len(start) == len(run.points) - 1
+    assert step.min() > 0
+
+
+def test_in_a_real_browser(made: tuple[Path, Path], tmp_path: Path):
+    browser = next((b for b in map(shutil.which, ("chromium", "chromium-browser", "google-chrome")) if b), None)
+    need(browser is not None, "Chromium", "CHROMIUM")
+    assert browser is not None
+    shot = tmp_path / "page.png"
+    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--v=0"]
+    command += [f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=2000", "--window-size=1100,4000"]
+    address = made[1].as_uri()
+    dump = subprocess.run([*command, "--dump-dom", address], capture_output=True, text=True, timeout=120, check=True)
+    page = Page()
+    page.feed(dump.stdout)
+    assert {kind: page.figures.count(kind) for kind in set(page.figures)} == FIGURES
+    assert "CONSOLE" not in dump.stderr, dump.stderr
+    subprocess.run([*command, f"--screenshot={shot}", address], capture_output=True, timeout=120, check=True)
+    assert shot.stat().st_size > 20_000
+    keep = os.environ.get("JAXCOLL_TEST_KEEP_SCREENSHOT")
+    if keep:
+        shutil.copy(shot, keep)
+
+
+def test_a_log_without_epochs_is_refused(tmp_path: Path):
+    log = tmp_path / "run.jsonl"
+    log.write_text('{"type":"run","format":1}\n')
+    with pytest.raises(UsageError, match="holds no epochs"):
+        report.write(log, tmp_path / "page.html")
+    with pytest.raises(UsageError, match="can't be read"):
+        report.write(tmp_path / "none.jsonl", tmp_path / "page.html")
+
+
+def test_ticks_are_round_and_cover():
+    assert ticks(0, 10) == [0, 2, 4, 6, 8, 10]
+    assert ticks(0, 0.37) == [0, 0.1, 0.2, 0.3]
+    assert ticks(3, 3) == [3]
+
+
+def test_charts_without_data_are_still_charts():
+    ET.fromstring(line_chart([], title="t", xlabel="x", ylabel="y"))
+    ET.fromstring(line_chart([Line("one", np.array([1.0]), np.array([0.0]))], title="t", xlabel="x", ylabel="y"))
+    ET.fromstring(heatmap(np.full((2, 2), np.nan), title="t", unit="MB/s", top=1.0))
