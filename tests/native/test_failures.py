@@ -1,4 +1,4 @@
-"""What goes wrong is an error on every rank, in time, with the rank, operation, step and edge in it; what can go on goes on."""
+"""What goes wrong is an error on every rank, in time, naming rank, operation, step and edge; what can go on goes on."""
 
 from __future__ import annotations
 

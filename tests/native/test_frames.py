@@ -75,7 +75,7 @@ class Peer:
         self.sockets[connection].sendall(data)
 
     def still_open(self) -> None:
-        """Nothing that was sent has ended the operation or touched its result; an abort does, so all before it was read."""
+        """Nothing sent so far has ended the operation or touched its result; an abort, read after it, does end it."""
         assert not self.op.wait(0.05)
         assert (self.op.outputs[0].view(np.uint8) == 0xA5).all()
         self.send(self.known.pack(b"enough", type=ABORT))
