@@ -62,8 +62,8 @@ class AdaptiveState:
     calm: int = 0
     failures: int = 0
     """Moves in a row that didn't pay."""
-    unhelpful_ns: tuple[int, ...] = ()
-    """When swaps were made that didn't pay, or are still awaited."""
+    swaps_ns: tuple[int, ...] = ()
+    """When decisions were taken, by the wall clock of the records."""
     probes: int = 0
     """Times that the start was tried again too early."""
     stragglers: tuple[int, ...] = ()
@@ -145,10 +145,9 @@ def _judge(state: AdaptiveState, batch: Batch) -> tuple[AdaptiveState, str]:
         return state, ""
     ratio = batch.time / trial.seconds
     paid = ratio < 1 - state.params.keep or (trial.action in ("recover", "probe") and ratio < 1 + state.params.keep)
-    spent = state.unhelpful_ns[:-1] if paid else state.unhelpful_ns
     failures = 0 if paid else state.failures + 1
     probes = state.probes + (trial.action == "probe" and not paid)
-    state = dataclasses.replace(state, trial=None, failures=failures, unhelpful_ns=spent, probes=probes)
+    state = dataclasses.replace(state, trial=None, failures=failures, probes=probes)
     return state, f"{trial.words}; measured {ratio:.2f}x: {'kept' if paid else 'no gain'}. "
 
 
@@ -188,7 +187,7 @@ def _when_congested(
     cause = _cause(state, batch, belief, congestion)
     if not _may_swap(state, batch.now_ns):
         back = _failed_back(state, batch, verdict)
-        return back or (state, None, f"{verdict}{cause}; too many swaps without gain, waiting")
+        return back or (state, None, f"{verdict}{cause}; enough swaps for now, waiting")
     situation = (state.config.key, belief.best.model.shape, round(4 * np.log(batch.time)), state.failures)
     if state.searched == situation:
         return state, None, f"{verdict}{cause}; nothing better is known"
@@ -233,10 +232,10 @@ def _failed_back(state: AdaptiveState, batch: Batch, verdict: str) -> Outcome | 
 
 
 def _may_swap(state: AdaptiveState, now_ns: int, back: bool = False) -> bool:
-    """Few swaps that don't pay in a window; one is kept for the way back. The window doubles with each failure."""
+    """Few decisions in a window, one kept for the way back; the window doubles with each failure in a row."""
     window = state.params.window_s * 2 ** min(max(0, state.failures - 1), 5)
-    recent = sum(1 for at in state.unhelpful_ns if now_ns - at < window * 1e9)
-    return recent < state.params.unhelpful - (0 if back else 1)
+    recent = sum(1 for at in state.swaps_ns if now_ns - at < window * 1e9)
+    return recent < state.params.swaps - (0 if back else 1)
 
 
 def _move(
@@ -246,7 +245,7 @@ def _move(
     target = Config(config.program, config.table.with_version(version))
     decision = Decision(state.spec.key, action, target.program, target.table, words, expected)
     horizon = state.params.window_s * 64 * 1e9
-    recent = tuple(at for at in state.unhelpful_ns if batch.now_ns - at < horizon)
+    recent = tuple(at for at in state.swaps_ns if batch.now_ns - at < horizon)
     trial = None if action == "revert" else Trial(state.config, batch.time, action, words)
     state = dataclasses.replace(
         state,
@@ -256,7 +255,7 @@ def _move(
         trial=trial,
         searched=None,
         calm=0,
-        unhelpful_ns=(*recent, batch.now_ns),
+        swaps_ns=(*recent, batch.now_ns),
     )
     return state, decision, words
 

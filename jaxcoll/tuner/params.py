@@ -61,9 +61,9 @@ class ChoiceParams:
     """Epochs after which a gain of at least `quick_gain` is taken, without waiting for the whole batch."""
     quick_gain: float = 0.2
     window_s: float = 60.0
-    """Time in which at most `unhelpful` swaps that didn't pay may happen; doubles with each failure in a row."""
-    unhelpful: int = 3
-    """Swaps in a window that may fail to pay, the way back included."""
+    """Time in which at most `swaps` decisions are taken; doubles with each failure in a row."""
+    swaps: int = 3
+    """Decisions in a window, one of them kept for the way back."""
     calm: int = 2
     """Batches without congestion before the start's program and table are taken again."""
     simulations: int = 240
@@ -78,5 +78,5 @@ class ChoiceParams:
     """A rank that is later than this part of an epoch is a straggler."""
 
     def __post_init__(self) -> None:
-        if self.unhelpful < 2:
-            raise UsageError(f"unhelpful is {self.unhelpful}; a swap and its way back need at least 2")
+        if self.swaps < 2:
+            raise UsageError(f"swaps is {self.swaps}; a swap and its way back need at least 2")

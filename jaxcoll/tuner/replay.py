@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from jaxcoll.errors import UsageError
-from jaxcoll.schedule import Table, decode, encode
+from jaxcoll.schedule import Table, dumps, loads
 from jaxcoll.telemetry import Epoch, Records, group_epochs, read_jsonl, write_event, write_jsonl
 from jaxcoll.tuner.params import ChoiceParams, Policy, ReactParams
 from jaxcoll.tuner.tuner import State, init, step
@@ -31,9 +31,9 @@ class Setup:
         return init(self.spec, policy=self.policy, seed=self.seed, react=self.react, choice=self.choice)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; schedules and tables in their binary forms, base64."""
+        """Plain data; schedules in their text form (it keeps the names that reasons use), tables in base64."""
         spec = self.spec
-        programs = [{"id": p.id, "label": p.label, "schedule": _pack(encode(p.schedule))} for p in spec.programs]
+        programs = [{"id": p.id, "label": p.label, "schedule": dumps(p.schedule)} for p in spec.programs]
         table = None if spec.start_table is None else _pack(spec.start_table.to_bytes())
         return {
             "key": spec.key,
@@ -52,9 +52,7 @@ class Setup:
     def from_json(data: Mapping[str, Any]) -> Setup:
         """What `to_json` wrote."""
         try:
-            programs = tuple(
-                Program(int(p["id"]), decode(base64.b64decode(p["schedule"])), p["label"]) for p in data["programs"]
-            )
+            programs = tuple(Program(int(p["id"]), loads(p["schedule"]), p["label"]) for p in data["programs"])
             packed = data["start_table"]
             table = None if packed is None else Table.from_bytes(base64.b64decode(packed))
             spec = ScheduleSet(data["key"], programs, data["nbytes"], data["start"], table, tuple(data["hosts"]))
