@@ -25,6 +25,7 @@ from typing import Any
 from jaxcoll.runtime.control import LeaderEnd, Message
 from jaxcoll.runtime.job import Job, Store
 from jaxcoll.runtime.swap import CANCEL, COMMIT, Place, points_behind, settle, verdict_key
+from jaxcoll.steering.board import Board
 
 log = logging.getLogger("jaxcoll")
 
@@ -121,6 +122,7 @@ class Leader:
         self.report: dict[str, Any] = {"swaps": 0, "reverts": 0, "sets": [], "decisions": []}
         self.error: str | None = None
         self.brain: BrainProcess | None = None
+        self._board = Board()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="jaxcoll-leader", daemon=True)
 
@@ -133,6 +135,7 @@ class Leader:
         """Ends both."""
         self._stopping.set()
         self._thread.join(ANSWER_S)
+        self._board.remove()
         if self.brain is not None:
             self.brain.close()
         if not self._thread.is_alive():
@@ -156,6 +159,7 @@ class Leader:
 
     def _give_up(self, why: str) -> None:
         self.error = why
+        self._board.pin({"policy": self._settings["policy"], **self.report, "state": f"stopped: {why}"})
         log.error("the tuner has stopped: %s; collectives go on with the tables in force", why)
 
     def _round(self, brain: BrainProcess) -> None:
@@ -167,6 +171,7 @@ class Leader:
                     brain.tell("outcome", dataclasses.asdict(self.commit(question)))
                 case ("status", report):
                     self.report = report
+                    self._board.pin({"policy": self._settings["policy"], "state": "on", **report})
                 case ("stride", stride):
                     for process in self._here:
                         self._channel.send(process, {"do": "stride", "stride": stride})

@@ -114,7 +114,10 @@ class Shuffle:
 
 
 def make(name: str = "jaxcoll", **params: Any) -> Policy:
-    """A policy by name with its parameters by theirs: `seed`, `free`, those of ReactParams and ChoiceParams; `every` for "shuffle"."""
+    """A policy by name with its parameters by theirs.
+
+    `seed`, `free`, those of ReactParams and ChoiceParams; `every` for "shuffle".
+    """
     if name not in NAMES:
         raise UsageError(f"unknown policy {name!r}; known are {', '.join(NAMES)}")
     own = {k: params.pop(k) for k in ("seed", "free", *(("every",) if name == SHUFFLE else ())) if k in params}

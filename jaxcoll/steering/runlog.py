@@ -26,7 +26,7 @@ class RunLog:
         self._out: TextIO | None = None
         if path:
             try:
-                self._out = Path(path).open("w", encoding="utf-8")
+                self._out = Path(path).open("w", encoding="utf-8")  # noqa: SIM115 (lives as long as the run; see close)
             except OSError as error:
                 raise UsageError(f"the run log {path} can't be written: {error.strerror}") from error
             self.write("run", {"format": FORMAT, "jaxcoll": __version__, "time": time.time()})

@@ -115,7 +115,10 @@ class Tuned:
             self.swaps += 1
 
     def seen(self) -> dict[str, Any]:
-        """What the last epochs show: "findings" in words, and "throughput", bytes/s by [src][dst], None where nothing went."""
+        """What the last epochs show.
+
+        "findings" in words, and "throughput", bytes/s by [src][dst], None where nothing went.
+        """
         if self._seen[0] != self.epochs and self.recent:
             records = np.concatenate([e.records for e in self.recent]).astype(RECORD_DTYPE)
             n = len(self.devices)

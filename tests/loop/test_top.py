@@ -1,0 +1,70 @@
+"""`jaxcoll top`: where it finds a job, and what it shows of it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from needs import need
+
+from jaxcoll import top
+from jaxcoll.errors import UsageError
+from jaxcoll.steering import board
+from loop.simulated import Job
+
+
+@pytest.fixture(autouse=True)
+def own_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A runtime folder without the jobs of this machine."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+
+def status() -> dict[str, Any]:
+    job = Job()
+    job.run(30)
+    return {"policy": "jaxcoll", "state": "on", **job.brain.status()}
+
+
+def test_it_shows_times_matrix_findings_and_reasons(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    need(importlib.util.find_spec("rich") is not None, "rich", "RICH")
+    monkeypatch.setenv("COLUMNS", "200")
+    pinned = status()
+    pin = board.Board()
+    pin.pin(pinned)
+    assert top.main(["--once"]) == 0
+    said = capsys.readouterr().out
+    assert f"{pinned['swaps']} swaps" in said
+    assert "MB/s from row to column" in said
+    assert "all_reduce up to 8M over 8 ranks" in said
+    assert "congested" in said
+    pin.remove()
+    with pytest.raises(UsageError, match="no tuned job"):
+        top.main(["--once"])
+
+
+def test_what_a_kill_left_behind_is_removed(tmp_path: Path):
+    dead = 2**22 - 3
+    board.Board(dead).pin({"a": 1})
+    assert (tmp_path / "jaxcoll" / f"{dead}.json").exists()
+    assert board.running() == {}
+    assert not (tmp_path / "jaxcoll" / f"{dead}.json").exists()
+
+
+def test_a_folder_that_others_may_write_is_not_used(tmp_path: Path):
+    (tmp_path / "jaxcoll").mkdir()
+    (tmp_path / "jaxcoll").chmod(0o777)
+    pin = board.Board()
+    pin.pin({"a": 1})
+    assert list((tmp_path / "jaxcoll").iterdir()) == []
+    assert board.running() == {}
+
+
+def test_a_process_that_is_not_there_is_refused():
+    board.Board().pin({"a": 1})
+    with pytest.raises(UsageError, match=f"there are: {os.getpid()}"):
+        top.find(1)
