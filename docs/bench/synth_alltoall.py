@@ -20,6 +20,7 @@ import numpy as np
 
 from jaxcoll.synth import SynthResult, alltoall, arc_lp
 from jaxcoll.synth.alltoall_net import Net
+from jaxcoll.synth.evaluate import rate
 from jaxcoll.synth.result import Clock
 from jaxcoll.topology import Topology
 from jaxcoll.topology.builders import overlay
@@ -106,6 +107,21 @@ def arcs(hosts: list[int]) -> None:
             print(f"| {label} | {oracle.throughput:.4f} | {taken:.2f} | {result.bound:.4f} | {mine:.2f} |", flush=True)
 
 
+def fig8(hosts: list[int]) -> None:
+    """Failures 1-3: the schedule of the unbroken network, and one made for the broken one (warm), on the broken one."""
+    print("| network | failure | static, Gbit/s a pair | re-optimised | re-optimised / static |")
+    print("|---|---|---|---|---|")
+    for n in hosts:
+        base = overlay(1, n, 8)
+        static = alltoall.all_to_all(base)
+        for failure in (1, 2, 3):
+            net = fail(base, failure)
+            again = alltoall.all_to_all(net, warm=static.warm)
+            before = float(rate(static.schedule, net))
+            after = float(again.throughput)
+            print(f"| 1x{n}x8 | {failure} | {before:.4f} | {after:.4f} | {after / before:.2f}x |", flush=True)
+
+
 def plot(lines: dict[str, list[tuple[int, float]]], path: Path) -> None:
     """Log-log lines as SVG."""
     points = [p for line in lines.values() for p in line if p[1] > 0]
@@ -137,7 +153,7 @@ def plot(lines: dict[str, list[tuple[int, float]]], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--hosts", default="2,4,8,16,32,64")
-    parser.add_argument("--part", choices=("growth", "noisy", "arcs"), default="growth")
+    parser.add_argument("--part", choices=("growth", "noisy", "arcs", "fig8"), default="growth")
     parser.add_argument("--svg", type=Path)
     args = parser.parse_args()
     hosts = [int(h) for h in args.hosts.split(",")]
@@ -147,7 +163,7 @@ def main() -> None:
         if args.svg:
             plot(lines, args.svg)
     else:
-        (without_symmetry if args.part == "noisy" else arcs)(hosts)
+        {"noisy": without_symmetry, "arcs": arcs, "fig8": fig8}[args.part](hosts)
 
 
 if __name__ == "__main__":
