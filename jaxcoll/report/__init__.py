@@ -7,6 +7,7 @@ jaxcoll report run.jsonl -o report.html
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,6 +26,38 @@ def write(source: str | Path, target: str | Path, title: str | None = None) -> N
         raise UsageError(f"{target} can't be written: {error.strerror}") from error
 
 
+def export(source: str | Path, trace: Path | None, metrics: Path | None) -> None:
+    """The records of a run log as trace events, as Prometheus text, or both."""
+    if trace is None and metrics is None:
+        return
+    import numpy as np
+
+    from jaxcoll.report.run import load
+    from jaxcoll.telemetry import RECORD_DTYPE, chrome_trace, prometheus
+
+    runs = load(source)
+    records = [np.concatenate([p.epoch.records for p in run.points]).astype(RECORD_DTYPE) for run in runs]
+    if trace is not None:
+        trace.write_text(json.dumps(chrome_trace(np.concatenate(records).astype(RECORD_DTYPE))), encoding="utf-8")
+    if metrics is not None:
+        kinds = [run.spec.programs[0].schedule.kind.label for run in runs]
+        parts = [prometheus(r, run.spec.nranks, collective=k) for r, run, k in zip(records, runs, kinds, strict=True)]
+        metrics.write_text(_merged(parts), encoding="utf-8")
+
+
+def _merged(parts: Sequence[str]) -> str:
+    """Prometheus texts of several sets as one: a metric's samples must stand together, under one heading."""
+    heads: dict[str, list[str]] = {}
+    samples: dict[str, list[str]] = {}
+    for line in "".join(parts).splitlines():
+        if line.startswith("#"):
+            head = heads.setdefault(line.split()[2], [])
+            head += [line] if line not in head else []
+        else:
+            samples.setdefault(line.partition("{")[0].partition(" ")[0], []).append(line)
+    return "".join(f"{line}\n" for name, head in heads.items() for line in (*head, *samples.get(name, [])))
+
+
 def main(argv: Sequence[str]) -> int:
     """The command `jaxcoll report`. Returns the exit status."""
     parser = argparse.ArgumentParser(
@@ -33,11 +66,14 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("run", type=Path, help="the file that JAXCOLL_RUN_LOG named")
     parser.add_argument("-o", "--output", type=Path, help="the page (default: beside the log, .html)")
     parser.add_argument("--title", help="its heading")
+    parser.add_argument("--trace", type=Path, help="also write the edges for ui.perfetto.dev or chrome://tracing")
+    parser.add_argument("--prometheus", type=Path, help="also write the run's metrics as Prometheus text")
     args = parser.parse_args(argv)
     target = args.output or args.run.with_suffix(".html")
     write(args.run, target, args.title)
     print(target)
+    export(args.run, args.trace, args.prometheus)
     return 0
 
 
-__all__ = ["main", "write"]
+__all__ = ["export", "main", "write"]

@@ -16,6 +16,7 @@ from jaxcoll.runtime.sets import Sets
 from jaxcoll.runtime.worker import Worker, local_counts
 from jaxcoll.runtime.world import World
 from jaxcoll.steering import policy
+from jaxcoll.steering.runlog import RunLog
 
 _BY_SETTING: dict[str, tuple[str, dict[str, Any]]] = {
     "on": ("jaxcoll", {}),
@@ -42,6 +43,7 @@ class Loop:
         if leads is not None:
             names = [p.host for p in world.peers] or ["here"]
             hosts = [names.index(name) for name in names]
+            RunLog(settings.run_log).close()  # a path that can't be written is refused here, not in the brain
             given = {"policy": name, "params": params, "run_log": settings.run_log, "log": settings.log}
             self.leader = Leader(job, store, leads, hosts, given)
             self.leader.start()

@@ -37,6 +37,7 @@ class Peer:
     port: int
     devices: list[int]
     transport: str
+    tuner: str
 
 
 class World:
@@ -73,7 +74,8 @@ class World:
         if handle == self.native.ffi.NULL:
             self.native.check(-1)
         for p, devices in enumerate(self.job.devices):
-            self.native.check(self.native.lib.jc_world_add_devices(handle, p, self.native.int64s(devices), len(devices)))
+            ids = self.native.int64s(devices)
+            self.native.check(self.native.lib.jc_world_add_devices(handle, p, ids, len(devices)))
         return handle
 
     def start(self) -> None:
@@ -110,7 +112,7 @@ class World:
         try:
             mine = Peer(
                 __version__, jobs.host_id(self.settings.host_id), os.getpid(), address, listener.port,
-                list(job.devices[job.me]), self.settings.transport,
+                list(job.devices[job.me]), self.settings.transport, self.settings.tuner,
             )  # fmt: skip
             jobs.publish(store, "peer", job.me, dataclasses.asdict(mine))
             self.peers = [Peer(**row) for row in jobs.collect(store, "peer", job.processes, timeout)]
@@ -158,18 +160,27 @@ class World:
 
     def define_set(self, set_key: int, devices: Sequence[int], programs: Sequence[int], chosen: int) -> None:
         """Makes the schedule set of the communicator over `devices` known; a set that is there stays as it is."""
+        ids, known = self.native.int64s(devices), self.native.int64s(programs)
         self.native.check(
-            self.native.lib.jc_set_define(
-                self.handle, set_key, self.native.int64s(devices), len(devices), self.native.int64s(programs), len(programs), chosen
-            )
+            self.native.lib.jc_set_define(self.handle, set_key, ids, len(devices), known, len(programs), chosen)
         )
 
     def _check_peers(self, mine: Peer) -> None:
         for p, peer in enumerate(self.peers):
             if peer.version != mine.version:
-                raise UsageError(f"process {p} runs jaxcoll {peer.version}, process {self.job.me} runs {mine.version}; install one version everywhere")
+                raise UsageError(
+                    f"process {p} runs jaxcoll {peer.version}, process {self.job.me} runs {mine.version}; "
+                    "install one version everywhere"
+                )
             if peer.transport != mine.transport:
-                raise UsageError(f"JAXCOLL_TRANSPORT is {peer.transport!r} in process {p} and {mine.transport!r} in {self.job.me}; set it alike")
+                raise UsageError(
+                    f"JAXCOLL_TRANSPORT is {peer.transport!r} in process {p} and {mine.transport!r} in {self.job.me}; "
+                    "set it alike"
+                )
+            if peer.tuner != mine.tuner:
+                raise UsageError(
+                    f"JAXCOLL_TUNER is {peer.tuner!r} in process {p} and {mine.tuner!r} in {self.job.me}; set it alike"
+                )
 
     def _join_shm(self, store: jobs.Store, timeout: float) -> None:
         lib, check = self.native.lib, self.native.check
@@ -192,9 +203,9 @@ class World:
                     theirs = os.open(f"/proc/{pid}/fd/{their_fd}", os.O_RDWR | os.O_CLOEXEC)
                 except OSError as error:
                     raise CollectiveError(
-                        f"process {p} (pid {pid}) is on this host but its shared memory can't be opened ({error.strerror}): the two "
-                        "run as different users or in different containers. Set JAXCOLL_TRANSPORT=tcp, or JAXCOLL_HOST_ID "
-                        "to a different word in each container."
+                        f"process {p} (pid {pid}) is on this host but its shared memory can't be opened "
+                        f"({error.strerror}): the two run as different users or in different containers. Set "
+                        "JAXCOLL_TRANSPORT=tcp, or JAXCOLL_HOST_ID to a different word in each container."
                     ) from error
                 try:
                     check(lib.jc_world_shm_peer(self.handle, p, theirs, place, pid, 1))
@@ -211,14 +222,19 @@ class World:
             store.get(f"shm-open/{p}", timeout)
 
     def _join_tcp(self, listener: links.Listener, secret: bytes, timeout: float) -> None:
-        """One connection per pair as a life line; several where tcp carries the data. The higher number connects to the lower."""
+        """One connection per pair as a life line; several where tcp carries the data.
+
+        The higher number connects to the lower.
+        """
         me, deadline = self.job.me, time.monotonic() + timeout
-        count = [self.settings.tcp_connections if p != me and self.carries_tcp(p) else 1 for p in range(self.job.processes)]
+        several = self.settings.tcp_connections
+        count = [several if p != me and self.carries_tcp(p) else 1 for p in range(self.job.processes)]
         made: dict[int, list[socket.socket]] = {}
         for p in range(me):
             peer = self.peers[p]
             made[p] = [
-                links.connect(peer.address, peer.port, secret, me, p, c, self.peers[me].address, deadline) for c in range(count[p])
+                links.connect(peer.address, peer.port, secret, me, p, c, self.peers[me].address, deadline)
+                for c in range(count[p])
             ]
         expected = {(p, c) for p in range(me + 1, self.job.processes) for c in range(count[p])}
         listener.wait(expected, deadline)

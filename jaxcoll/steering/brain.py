@@ -178,7 +178,7 @@ def serve(connection: Connection) -> None:
     logging.basicConfig(level=settings["log"].upper(), format="jaxcoll: %(message)s")
     run_log = RunLog(settings["run_log"])
     brain = Brain(policy.make(settings["policy"], **settings["params"]), run_log)
-    told = 0.0
+    told, decided = 0.0, 0
     try:
         while True:
             out: Out = []
@@ -190,8 +190,8 @@ def serve(connection: Connection) -> None:
                 more = connection.poll(0)
             out += brain.think()
             now = time.monotonic()
-            if now - told > _STATUS_S or out:
-                told = now
+            if now - told > _STATUS_S or out or len(brain.history) != decided:
+                told, decided = now, len(brain.history)
                 out.append(("status", brain.status()))
             for message in out:
                 connection.send_bytes(pickle.dumps(message))

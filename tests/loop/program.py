@@ -26,6 +26,7 @@ from jaxcoll.runtime import control, drain, leader, loop
 
 SIZE = 3000  # float32 values a rank
 SCAN = 3
+CUT_AFTER, CUT_S = 4, 5.0  # swaps before the control network is cut, and for how long
 PATIENCE_S = float(os.environ.get("JAXCOLL_TEST_PATIENCE", "100"))
 
 
@@ -170,6 +171,27 @@ def faults(mode: str) -> None:
                 send(process, message, payload)
 
         channel.send = drops
+    if mode == "cut":
+        # For some seconds nothing crosses the control network, in either direction.
+        remote: Any = running.leader._channel
+        send_on, receive = remote.send, remote.receive
+
+        def is_cut() -> bool:
+            nonlocal since
+            if since is None and running.worker.swaps.commits >= CUT_AFTER:
+                since = time.monotonic()
+            return since is not None and time.monotonic() - since < CUT_S
+
+        def sends(process: int, message: dict[str, Any], payload: bytes = b"") -> None:
+            if process == 0 or not is_cut():
+                send_on(process, message, payload)
+
+        def receives(timeout: float) -> list[Any]:
+            got = receive(timeout)
+            return [one for one in got if one[0] == 0] if is_cut() else got
+
+        since: float | None = None
+        remote.send, remote.receive = sends, receives
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -119,6 +120,19 @@ def test_in_a_real_browser(made: tuple[Path, Path], tmp_path: Path):
     keep = os.environ.get("JAXCOLL_TEST_KEEP_SCREENSHOT")
     if keep:
         shutil.copy(shot, keep)
+
+
+def test_the_records_as_trace_and_metrics(made: tuple[Path, Path], tmp_path: Path):
+    trace, metrics = tmp_path / "trace.json", tmp_path / "metrics.prom"
+    words = [str(made[0]), "-o", str(tmp_path / "p.html"), "--trace", str(trace), "--prometheus", str(metrics)]
+    assert report.main(words) == 0
+    (run,) = load(made[0])
+    edges = [e for e in json.loads(trace.read_text())["traceEvents"] if e.get("cat") == "edge"]
+    assert len(edges) >= sum(len(p.epoch.records) for p in run.points)
+    text = metrics.read_text()
+    assert 'coll="all_reduce"' in text
+    assert report._merged([text, text]).count("# TYPE nccl_p2p_bus_bandwidth_gbs") == 1
+    assert report._merged([text]) == text
 
 
 def test_a_log_without_epochs_is_refused(tmp_path: Path):

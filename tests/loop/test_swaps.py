@@ -92,3 +92,10 @@ def test_a_process_that_hears_no_verdict_finds_it_in_the_store():
     agreed(reports)
     assert reports[0]["control"] == "store"
     assert reports[3]["commits"] >= 1
+
+
+def test_a_cut_control_network_costs_tuning_and_nothing_else():
+    reports, _ = run("cut", 12, 3)
+    agreed(reports)
+    assert all(r["commits"] >= 11 for r in reports), "the tuning should have gone on after the cut"
+    assert all(r["longest"] < 10 for r in reports)
