@@ -138,8 +138,8 @@ def test_racks_are_found_out_and_the_ring_is_put_in_order() -> None:
 
 def test_few_swaps_where_nothing_can_help() -> None:
     rng = np.random.default_rng(5)
-    phases = [Phase(i, QUIET.congest(int(rng.integers(8)), 3)) for i in range(54)]
-    run = drive(Setup(all_reduce_set("dual_tree", alone=True)), world(phases, gap=0.5), 54)
+    phases = [Phase(i, QUIET.congest(int(rng.integers(8)), 3)) for i in range(40)]
+    run = drive(Setup(all_reduce_set("dual_tree", alone=True)), world(phases, gap=0.5), 40)
     ends = np.cumsum(run.seconds + 0.5)
     swapped = np.array([ends[t.epochs - 1] for t in run.taken])
     for at in swapped:
