@@ -198,8 +198,8 @@ class Config:
     tuner: str = _setting(
         "off",
         _choice("off", "on", "swaps", "react-paper"),
-        "Tune the running program. on: ranks and schedules may change, from the schedule named by hand too; swaps: ranks "
-        "only; react-paper: ranks only, by the paper's rules. Alike in all processes.",
+        "Tune the running program. on: ranks and schedules may change, from the schedule named by hand too; swaps: "
+        "ranks only; react-paper: ranks only, by the paper's rules. Alike in all processes.",
     )
     run_log: str = _setting(
         "",

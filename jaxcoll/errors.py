@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jaxcoll.schedule import Finding
+
 
 class JaxcollError(Exception):
     """Base of all errors raised by jaxcoll."""
@@ -18,7 +23,7 @@ class ScheduleError(UsageError):
 class ScheduleInvalid(ScheduleError):
     """A schedule (with its table) that doesn't compute its collective; `findings` holds every fault found."""
 
-    def __init__(self, message: str, findings: tuple = ()):
+    def __init__(self, message: str, findings: tuple[Finding, ...] = ()):
         super().__init__(message)
         self.findings = tuple(findings)
 

@@ -49,8 +49,8 @@ def prepare(*, kind: Kind, groups: sets.Groups, nbytes: int, reduce: str, root: 
             schedule: str | None, deterministic: bool) -> int:  # fmt: skip
     """Makes everything ready that a lowered call needs. Returns its `set_key` attribute.
 
-    groups: global device ids, one tuple a communicator, in the order of ranks. nbytes: the larger of a rank's whole input and output.
-    Raises UsageError or ScheduleError.
+    groups: global device ids, one tuple a communicator, in the order of ranks. nbytes: the larger of a rank's whole
+    input and output. Raises UsageError or ScheduleError.
     """
     register()
     return get_sets().prepare(sets.wanted(kind, nbytes, reduce, root, perm, schedule, deterministic), groups)

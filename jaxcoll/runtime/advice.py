@@ -25,9 +25,10 @@ OPERATIONS = {
 def explain(operation: str, nbytes: int | str, devices: Sequence[Any] | None = None) -> str:
     """The schedules that jaxcoll considers for an operation, with predicted times, and which it takes.
 
-    operation: "psum", "all_gather" and so on. nbytes: the larger of a rank's whole input and output, in bytes, or text such as "4M".
-    devices: of the communicator, JAX devices or their ids, in the order of ranks; None: all devices. Starts jaxcoll in this process
-    (and needs the other processes of the job to do so too). Raises UsageError for an unknown operation.
+    operation: "psum", "all_gather" and so on. nbytes: the larger of a rank's whole input and output, in bytes, or text
+    such as "4M". devices: of the communicator, JAX devices or their ids, in the order of ranks; None: all devices.
+    Starts jaxcoll in this process (and needs the other processes of the job to do so too). Raises UsageError for an
+    unknown operation.
     """
     from jaxcoll import runtime
 
@@ -39,19 +40,21 @@ def explain(operation: str, nbytes: int | str, devices: Sequence[Any] | None = N
     ids = [d for p in world.job.devices for d in p] if devices is None else [int(getattr(d, "id", d)) for d in devices]
     size_class = choice.size_class(size)
     low = choice.class_top(size_class - 1) + 1 if size_class else 0
-    rows = choice.estimates(kind, len(ids), choice.class_bytes(size_class), world.speed, 0 if kind.rooted else None, None, world.hosts_of(ids))
+    root, hosts = 0 if kind.rooted else None, world.hosts_of(ids)
+    rows = choice.estimates(kind, len(ids), choice.class_bytes(size_class), world.speed, root, None, hosts)
     chosen = choice.best(rows)
     s = world.speed
     lines = [
-        f"{operation} of {config.format_size(size)} over {len(ids)} ranks: collective {kind.label}, size class {size_class} "
-        f"({low} to {choice.class_top(size_class)} bytes)",
-        f"measured: {s.alpha * 1e6:.1f} us an exchange, {_rate(s.beta)} between hosts, {_rate(s.copy_beta)} copied by one core; "
-        f"{s.local_ranks} ranks on the fullest host, {s.cores} cores",
+        f"{operation} of {config.format_size(size)} over {len(ids)} ranks: collective {kind.label}, "
+        f"size class {size_class} ({low} to {choice.class_top(size_class)} bytes)",
+        f"measured: {s.alpha * 1e6:.1f} us an exchange, {_rate(s.beta)} between hosts, "
+        f"{_rate(s.copy_beta)} copied by one core; {s.local_ranks} ranks on the fullest host, {s.cores} cores",
         "reached by: " + ", ".join(_links(world, ids)),
     ]
     for row in rows:
         mark = "->" if row is chosen else "  "
-        lines.append(f"{mark} {row.name:<20}" + (f"{row.seconds * 1e6:>12.1f} us" if row.seconds is not None else f"  not usable: {row.reason}"))
+        says = f"  not usable: {row.reason}" if row.seconds is None else f"{row.seconds * 1e6:>12.1f} us"
+        lines.append(f"{mark} {row.name:<20}{says}")
     setting = config.current().schedule
     forced = setting.get(kind.label) or setting.get(config.EVERY_KIND)
     lines.append(

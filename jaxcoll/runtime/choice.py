@@ -1,8 +1,8 @@
 """Which schedule for which size: a small cost model over the measured alpha and beta. Pure; the same in every process.
 
-    T = sum over steps s of (alpha + m * messages_s + bytes_s * beta), messages and bytes of the busiest rank
-    cut into L lanes:  T = (S + L - 1) * max_s(alpha + m * messages_s + bytes_s * beta / L)
-    and at least the copies of all ranks of a host, divided over its cores.
+T = sum over steps s of (alpha + m * messages_s + bytes_s * beta), messages and bytes of the busiest rank
+cut into L lanes:  T = (S + L - 1) * max_s(alpha + m * messages_s + bytes_s * beta / L)
+and at least the copies of all ranks of a host, divided over its cores.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from jaxcoll.errors import ScheduleError
 from jaxcoll.runtime.probe import Speed
 from jaxcoll.schedule import Kind, Schedule, build, builders, stats
 
+Perm = tuple[tuple[int, int], ...]
 # What the set of a collective holds, in order of preference at equal cost.
 CANDIDATES: dict[Kind, tuple[str, ...]] = {
     Kind.ALL_REDUCE: ("one_shot", "direct", "hierarchical", "halving_doubling", "dual_tree", "ring"),
@@ -60,9 +61,12 @@ class Estimate:
 
 
 @functools.lru_cache(maxsize=256)
-def make(name: str, kind: Kind, nranks: int, root: int | None, perm: tuple[tuple[int, int], ...] | None, large: bool,
+def make(name: str, kind: Kind, nranks: int, root: int | None, perm: Perm | None, large: bool,
          hosts: tuple[int, ...] = ()) -> Schedule:  # fmt: skip
-    """A candidate by name; `large` messages are pipelined where that helps. `hosts`: the host of every rank; empty: one host."""
+    """A candidate by name; `large` messages are pipelined where that helps.
+
+    `hosts`: the host of every rank; empty: one host.
+    """
     params: dict[str, object] = {}
     if name == "hierarchical":
         params["groups"] = by_host(hosts or (0,) * nranks)
@@ -110,8 +114,8 @@ def predict(schedule: Schedule, nbytes: int, speed: Speed, hosts: tuple[int, ...
     return max(in_steps, schedule.steps * speed.alpha + work)
 
 
-def estimates(kind: Kind, nranks: int, nbytes: int, speed: Speed, root: int | None = None,
-              perm: tuple[tuple[int, int], ...] | None = None, hosts: tuple[int, ...] = ()) -> list[Estimate]:  # fmt: skip
+def estimates(kind: Kind, nranks: int, nbytes: int, speed: Speed, root: int | None = None, perm: Perm | None = None,
+              hosts: tuple[int, ...] = ()) -> list[Estimate]:  # fmt: skip
     """All candidates with their predicted times. `hosts`: the host of every rank; empty: unknown or one."""
     rows: list[Estimate] = []
     for name in CANDIDATES[kind]:

@@ -52,8 +52,8 @@ class CoordinationStore:
             return self._client.blocking_key_value_get(f"jaxcoll/{key}", max(1, int(timeout * 1000)))
         except Exception as error:
             raise CollectiveError(
-                f"nothing came under {key!r} in jax.distributed's store within {timeout:.0f} s: another process has not reached its "
-                f"first jaxcoll collective, or is gone ({str(error).splitlines()[0]})"
+                f"nothing came under {key!r} in jax.distributed's store within {timeout:.0f} s: another process has "
+                f"not reached its first jaxcoll collective, or is gone ({str(error).splitlines()[0]})"
             ) from error
 
     def set_once(self, key: str, value: str) -> bool:
@@ -81,7 +81,8 @@ class CoordinationStore:
 
     def list_bytes(self, prefix: str) -> list[tuple[str, bytes]]:
         """The keys under a prefix that ends in "/", with their values."""
-        return [(key.removeprefix("jaxcoll/"), value) for key, value in self._client.key_value_dir_get_bytes(f"jaxcoll/{prefix}")]
+        found = self._client.key_value_dir_get_bytes(f"jaxcoll/{prefix}")
+        return [(key.removeprefix("jaxcoll/"), value) for key, value in found]
 
     def delete(self, key: str) -> None:
         """Removes a key, if it is there."""
@@ -92,7 +93,9 @@ class CoordinationStore:
         try:
             self._client.wait_at_barrier(f"jaxcoll/{name}", max(1, int(timeout * 1000)))
         except Exception as error:
-            raise CollectiveError(f"not all processes came to {name!r} within {timeout:.0f} s: {str(error).splitlines()[0]}") from error
+            raise CollectiveError(
+                f"not all processes came to {name!r} within {timeout:.0f} s: {str(error).splitlines()[0]}"
+            ) from error
 
 
 class MemoryStore:
@@ -161,15 +164,18 @@ def current() -> Job:
     client, coordinator = compat.distributed_client()
     if processes > 1 and client is None:
         raise UsageError(
-            f"this job has {processes} processes but jax.distributed is not initialised: call jax.distributed.initialize() before "
-            "anything else that uses JAX"
+            f"this job has {processes} processes but jax.distributed is not initialised: "
+            "call jax.distributed.initialize() before anything else that uses JAX"
         )
     store = CoordinationStore(client) if client is not None else None
     return Job(processes, jax.process_index(), tuple(tuple(d) for d in mine), store, coordinator)
 
 
 def host_id(configured: str) -> str:
-    """Equal in two processes if they may share memory: same kernel, same network namespace (an emulated host is a host), same user."""
+    """Equal in two processes if they may share memory: same kernel, network namespace and user.
+
+    The network namespace counts because an emulated host is a host.
+    """
     if configured:
         return configured
     try:

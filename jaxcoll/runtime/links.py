@@ -1,8 +1,8 @@
 """TCP connections between processes: addresses, a listener, and proof of the secret before a byte of data.
 
-A connection opens with a challenge from both sides, answered with HMAC-SHA256 over the secret, both nonces and who speaks. The secret is
-made by process 0 and travels through the key-value store of `jax.distributed`, which only members of the job can reach. A connection that
-doesn't answer right, or not in time, is closed and forgotten.
+A connection opens with a challenge from both sides, answered with HMAC-SHA256 over the secret, both nonces and who
+speaks. The secret is made by process 0 and travels through the key-value store of `jax.distributed`, which only members
+of the job can reach. A connection that doesn't answer right, or not in time, is closed and forgotten.
 """
 
 from __future__ import annotations
@@ -47,11 +47,13 @@ def choose_interface(pattern: str, names: Sequence[str]) -> str:
     for name in names:
         if matches(name) != exclude and (not exclude or name != "lo") and interface_address(name):
             return name
-    raise UsageError(f"JAXCOLL_SOCKET_IFNAME={pattern!r} admits no interface with an IPv4 address; there are: {', '.join(names)}")
+    raise UsageError(
+        f"JAXCOLL_SOCKET_IFNAME={pattern!r} admits no interface with an IPv4 address; there are: {', '.join(names)}"
+    )
 
 
 def local_address(pattern: str, toward: str | None) -> str:
-    """The address that peers shall use: of the interface asked for, else the one on the route to `toward` (host:port)."""
+    """The address for peers: of the interface asked for, else the one on the route to `toward` (host:port)."""
     if pattern:
         address = interface_address(choose_interface(pattern, [name for _, name in socket.if_nameindex()]))
         assert address is not None
@@ -107,7 +109,7 @@ class Listener:
         try:
             s.settimeout(_HANDSHAKE_S)
             hello = _read(s, _HELLO.size)
-            magic, process, connection, nonce = _HELLO.unpack(hello)
+            magic, process, connection, _ = _HELLO.unpack(hello)
             if magic != MAGIC:
                 raise ConnectionError("not a jaxcoll peer")
             mine = secrets.token_bytes(16)
@@ -128,16 +130,17 @@ class Listener:
             self._cv.notify_all()
 
     def wait(self, expected: set[tuple[int, int]], deadline: float) -> None:
-        """Until all expected (process, connection) are there. Raises CollectiveError at the deadline (time.monotonic)."""
+        """Until all expected (process, connection) are there; CollectiveError at the deadline (time.monotonic)."""
         with self._cv:
             while not expected <= self.accepted.keys():
                 left = deadline - time.monotonic()
                 if left <= 0 or not self._cv.wait(left):
                     missing = sorted({p for p, _ in expected - self.accepted.keys()})
+                    address = self._socket.getsockname()[0]
                     raise CollectiveError(
-                        f"processes {missing} have not connected to {self._socket.getsockname()[0]}:{self.port} in time "
-                        f"({self.refused} connections were refused). Check that the hosts reach each other on this address; "
-                        "JAXCOLL_SOCKET_IFNAME chooses another interface."
+                        f"processes {missing} have not connected to {address}:{self.port} in time "
+                        f"({self.refused} connections were refused). Check that the hosts reach each other on this "
+                        "address; JAXCOLL_SOCKET_IFNAME chooses another interface."
                     )
 
     def close(self) -> None:
@@ -146,7 +149,9 @@ class Listener:
         self._socket.close()
 
 
-def connect(address: str, port: int, secret: bytes, me: int, peer: int, connection: int, source: str, deadline: float) -> socket.socket:
+def connect(
+    address: str, port: int, secret: bytes, me: int, peer: int, connection: int, source: str, deadline: float
+) -> socket.socket:
     """Connects to a peer's listener from the local address `source` and proves the secret."""
     while True:
         s = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -167,7 +172,7 @@ def connect(address: str, port: int, secret: bytes, me: int, peer: int, connecti
             s.close()
             if time.monotonic() >= deadline:
                 raise CollectiveError(
-                    f"process {peer} can't be reached at {address}:{port} from {source}: {error}. JAXCOLL_SOCKET_IFNAME "
-                    "chooses another interface."
+                    f"process {peer} can't be reached at {address}:{port} from {source}: {error}. "
+                    "JAXCOLL_SOCKET_IFNAME chooses another interface."
                 ) from error
             time.sleep(0.05)

@@ -25,7 +25,9 @@ def _header(library: Path) -> Path:
     for folder in (library.parent, NATIVE_DIR, Path(__file__).parents[2] / "ffi" / "include" / "jaxcoll"):
         if (folder / "jaxcoll.h").is_file():
             return folder / "jaxcoll.h"
-    raise UsageError(f"jaxcoll.h is missing beside {library}; install jaxcoll again (pip install --force-reinstall jaxcoll)")
+    raise UsageError(
+        f"jaxcoll.h is missing beside {library}; install jaxcoll again (pip install --force-reinstall jaxcoll)"
+    )
 
 
 def _cdef(header: str) -> str:

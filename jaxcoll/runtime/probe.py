@@ -1,7 +1,7 @@
-"""How fast the ranks of this job reach each other: alpha and beta, measured in some milliseconds when the world is made.
+"""How fast the ranks of this job reach each other: alpha and beta, measured in milliseconds when the world is made.
 
-Every process measures its own links through the engine itself (a permutation to the next process, a small and a larger message); all
-take the medians over all processes, so that they choose alike.
+Every process measures its own links through the engine itself (a permutation to the next process, a small and a larger
+message); all take the medians over all processes, so that they choose alike.
 """
 
 from __future__ import annotations
@@ -22,9 +22,12 @@ _F32 = 11
 
 @dataclasses.dataclass(frozen=True)
 class Speed:
-    """What the cost model needs. alpha: seconds of the smallest exchange in which all ranks take part; beta: seconds a byte that one
-    rank receives from another host; copy_beta: seconds a byte of a copy by one core; local_ranks: the most ranks on one host, which
-    share its cores; cores: of a host; remote: ranks on other hosts exist."""
+    """What the cost model needs.
+
+    alpha: seconds of the smallest exchange in which all ranks take part; beta: seconds a byte that one rank receives
+    from another host; copy_beta: seconds a byte of a copy by one core; local_ranks: the most ranks on one host, which
+    share its cores; cores: of a host; remote: ranks on other hosts exist.
+    """
 
     alpha: float
     beta: float
@@ -56,8 +59,8 @@ def _exchange(world: World, nbytes: int, launch: int) -> float:
     outputs = native.ffi.new("void*[]", [native.ffi.cast("void*", target.ctypes.data)])
     begin = time.perf_counter()
     op = native.lib.jc_op_start(
-        world.handle, job.devices[job.me][0], launch, 6, 4, _F32, -1, world.PROBE_SET, devices, job.processes, 1, 1, inputs,
-        outputs, native.int64s([count]),
+        world.handle, job.devices[job.me][0], launch, 6, 4, _F32, -1, world.PROBE_SET, devices, job.processes, 1, 1,
+        inputs, outputs, native.int64s([count]),
     )  # fmt: skip
     result = native.lib.jc_op_wait(op, int(world.settings.timeout * 2e9))
     elapsed = time.perf_counter() - begin

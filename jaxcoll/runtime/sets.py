@@ -16,7 +16,7 @@ from jaxcoll.runtime.world import World
 from jaxcoll.schedule import Kind, Schedule, builders, load_file
 
 Groups = tuple[tuple[int, ...], ...]
-Perm = tuple[tuple[int, int], ...]
+Perm = choice.Perm
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +84,8 @@ class Sets:
             rows = choice.estimates(want.kind, len(group), nbytes, self.world.speed, want.root, want.perm, hosts)
             usable = [r for r in rows if r.seconds is not None]
             schedules = [
-                choice.make(r.name, want.kind, len(group), want.root, want.perm, nbytes > 1 << 20, hosts) for r in usable
+                choice.make(r.name, want.kind, len(group), want.root, want.perm, nbytes > 1 << 20, hosts)
+                for r in usable
             ]
             chosen = usable.index(choice.best(rows))
             if want.deterministic:
@@ -102,7 +103,8 @@ def override(want: Want, nranks: int, hosts: tuple[int, ...] = ()) -> Schedule:
     assert want.schedule is not None
     name = want.schedule
     if name in builders():
-        return choice.make(name, want.kind, nranks, want.root, want.perm, choice.class_bytes(want.size_class) > 1 << 20, hosts)
+        large = choice.class_bytes(want.size_class) > 1 << 20
+        return choice.make(name, want.kind, nranks, want.root, want.perm, large, hosts)
     if Path(name).suffix in (".json", ".jxc", ".xml"):
         schedule = load_file(name)
         if schedule.kind is not want.kind or schedule.nranks != nranks:
@@ -112,7 +114,9 @@ def override(want: Want, nranks: int, hosts: tuple[int, ...] = ()) -> Schedule:
             )
         return schedule
     known = ", ".join(sorted(builders(want.kind)))
-    raise ScheduleError(f"unknown schedule {name!r}: for {want.kind.label} there are {known}; or name a .json, .jxc or .xml file")
+    raise ScheduleError(
+        f"unknown schedule {name!r}: for {want.kind.label} there are {known}; or name a .json, .jxc or .xml file"
+    )
 
 
 def wanted(kind: Kind, nbytes: int, reduce: str, root: int | None, perm: Sequence[tuple[int, int]] | None,
@@ -124,6 +128,8 @@ def wanted(kind: Kind, nbytes: int, reduce: str, root: int | None, perm: Sequenc
     name = schedule or setting.get(kind.label) or setting.get(config.EVERY_KIND)
     if schedule is None and name is not None and name in builders() and name not in builders(kind):
         if kind.label in setting:
-            raise UsageError(f"JAXCOLL_SCHEDULE: {name} can't do {kind.label}; for it there are {', '.join(sorted(builders(kind)))}")
+            known = ", ".join(sorted(builders(kind)))
+            raise UsageError(f"JAXCOLL_SCHEDULE: {name} can't do {kind.label}; for it there are {known}")
         name = None  # a name for every kind counts where it can
-    return Want(kind, choice.size_class(nbytes), reduce, root, tuple(perm) if perm is not None else None, name, deterministic)
+    pairs = tuple(perm) if perm is not None else None
+    return Want(kind, choice.size_class(nbytes), reduce, root, pairs, name, deterministic)

@@ -150,9 +150,7 @@ class _Import:
                     found = "nothing" if value is None else f"data {_named(value.unit)}"
                     raise self.error(None, f"gpu {rank} ends with {found} in o[{offset}], wanted data {_named(unit)}")
                 if self._version(rank, value, None) is not self.latest[rank, unit]:
-                    raise self.error(
-                        None, f"gpu {rank} goes on with data {_named(unit)} after o[{offset}] is complete"
-                    )
+                    raise self.error(None, f"gpu {rank} goes on with data {_named(unit)} after o[{offset}] is complete")
 
     # What a step does.
 

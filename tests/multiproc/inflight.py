@@ -1,4 +1,7 @@
-"""Many independent collectives in one program, many launches in flight: what deadlocks a handler that waits. Usage: inflight.py DEVICES RUNS"""
+"""Many independent collectives in one program, many launches in flight: what deadlocks a handler that waits.
+
+Usage: inflight.py DEVICES RUNS
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,13 @@ DEVICES, RUNS = int(sys.argv[1]), int(sys.argv[2])
 os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={DEVICES}"
 os.environ["PJRT_NPROC"] = str(2 * DEVICES)
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+from jax.sharding import NamedSharding  # noqa: E402
+from jax.sharding import PartitionSpec as P  # noqa: E402
 
-import jaxcoll
+import jaxcoll  # noqa: E402
 
 CALLS, LAUNCHES = 24, 30
 
@@ -35,7 +38,10 @@ def main() -> None:
         for i, result in enumerate(results):
             want = DEVICES * float(run + i) * np.arange(1, CALLS + 1)
             assert (np.asarray(result).reshape(CALLS, -1) == want[:, None]).all(), (run, i)
-    print(f"{RUNS} runs of {LAUNCHES} launches in flight, {CALLS} independent collectives, {DEVICES} devices, jax {jax.__version__}: ok")
+    print(
+        f"{RUNS} runs of {LAUNCHES} launches in flight, {CALLS} independent collectives, {DEVICES} devices, "
+        f"jax {jax.__version__}: ok"
+    )
 
 
 if __name__ == "__main__":

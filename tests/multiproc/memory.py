@@ -40,14 +40,16 @@ def main(mib: int) -> None:
     step(operand(1024)).block_until_ready()  # the world is made, the first program compiled
     x = operand(n)
     compiled = step.lower(x).compile()
-    # XLA's own code is paged in by a program of the same shape that sends nothing; its result stays, so that no freed memory hides ours.
+    # XLA's own code is paged in by a program of the same shape that sends nothing; its result stays, so that no freed
+    # memory hides ours.
     kept.append(jax.jit(lambda v: v * 2)(x).block_until_ready())
     with open("/proc/self/status") as status:
         before = next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))
     reset_peak()
     result = compiled(x)
     result.block_until_ready()
-    print(f"rank {jax.process_index()}: beyond argument and result {(peak_kib() - before) / 1024 - mib:.1f} MiB", flush=True)
+    more = (peak_kib() - before) / 1024 - mib
+    print(f"rank {jax.process_index()}: beyond argument and result {more:.1f} MiB", flush=True)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,8 @@ def run(mode: str, **settings: str) -> list[str]:
     env = {f"JAXCOLL_{name.upper()}": value for name, value in settings.items()}
     with Ranks([sys.executable, str(WORKER), mode], N, env=env) as ranks:
         deadline = time.monotonic() + 120
-        while any(code is None for rank, code in enumerate(ranks.poll()) if rank != VICTIM or mode not in ("stop", "kill")):
+        awaited = [rank for rank in range(N) if rank != VICTIM or mode not in ("stop", "kill")]
+        while (codes := ranks.poll()) and any(codes[rank] is None for rank in awaited):
             assert time.monotonic() < deadline, "\n".join(ranks.tail(r) for r in range(N))
             time.sleep(0.05)
         return [ranks.output(r) for r in range(N)]

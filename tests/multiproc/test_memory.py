@@ -10,7 +10,8 @@ from jaxcoll import launch
 
 
 def test_a_large_sum_takes_at_most_16_mib_more():
-    done = launch.run([sys.executable, str(Path(__file__).with_name("memory.py")), "64"], 8, output="capture", timeout=200)
+    program = Path(__file__).with_name("memory.py")
+    done = launch.run([sys.executable, str(program), "64"], 8, output="capture", timeout=200)
     assert done.exit_code == 0, "\n".join(done.outputs)
     for output in done.outputs:
         match = re.search(r"beyond argument and result (-?[\d.]+) MiB", output)

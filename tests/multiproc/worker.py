@@ -1,4 +1,4 @@
-"""A rank of the failure tests: sums in a loop until something happens, then says what, and whether jaxcoll still works."""
+"""A rank of the failure tests: sums in a loop until something happens, then says what, and if jaxcoll still works."""
 
 from __future__ import annotations
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 from fractions import Fraction
 
 import numpy as np
 import pytest
+from needs import need
 
 from jaxcoll.errors import UsageError
 from jaxcoll.schedule import Schedule, check, interpret
@@ -16,7 +18,7 @@ from jaxcoll.topology import Topology
 from jaxcoll.topology.builders import overlay, parse
 from jaxcoll.topology.failures import fail
 
-pytest.importorskip("highspy")
+need(importlib.util.find_spec("highspy") is not None, "highspy: pip install jaxcoll[synth]", "SYNTH")
 
 # MCCL Table 5: LP bounds of 1 x hosts x 8 under no failure and failures 1-3, divided by the gcd of all capacities
 # (one entry, 16 hosts and failure 2,

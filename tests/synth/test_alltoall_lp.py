@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 from fractions import Fraction
 
 import networkx as nx
 import numpy as np
 import pytest
+from needs import need
 
 from jaxcoll.synth import arc_lp
 from jaxcoll.synth.alltoall import all_to_all
@@ -19,7 +21,7 @@ from jaxcoll.topology import Topology
 from jaxcoll.topology.builders import overlay, parse
 from jaxcoll.topology.failures import fail
 
-pytest.importorskip("highspy")
+need(importlib.util.find_spec("highspy") is not None, "highspy: pip install jaxcoll[synth]", "SYNTH")
 
 
 def random_net(seed: int, ranks: int = 6, switches: int = 2) -> Net:
