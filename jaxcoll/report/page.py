@@ -12,8 +12,9 @@ from jaxcoll.report.run import Made, Point, SetRun
 from jaxcoll.schedule import draw_svg
 from jaxcoll.version import __version__
 
-RED = "#d00000"
+RED, PALE = "#d00000", "#f2a0a0"
 _EDGES = 600  # a pattern with more edges is not drawn: nobody could read it
+_WHEN = {"before": "Just before the first swap", "after": "At the end, under the last table"}
 _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;color:#222;background:#fff;max-width:1000px;margin:2em auto;padding:0 1em}
 h1{font-size:1.6em}
@@ -43,12 +44,12 @@ def page(runs: Sequence[SetRun], title: str) -> str:
 def _overview(runs: Sequence[SetRun]) -> str:
     rows: list[str] = []
     for i, run in enumerate(runs):
-        before, after = _median_ms(run.before()), _median_ms(run.after())
+        before, after = _median_ms(run.trigger()), _median_ms(run.after())
         change = f"{after / before:.2f}x" if before and after else ""
         cells = [_ms(before), _ms(after), change, str(len(run.swaps))]
         numbers = "".join(f'<td class="n">{cell}</td>' for cell in cells)
         rows.append(f'<tr><td><a href="#set{i}">{escape(run.spec.key)}</a></td>{numbers}</tr>')
-    head = "".join(f'<th class="n">{name}</th>' for name in ("before", "after", "after / before", "swaps"))
+    head = "".join(f'<th class="n">{name}</th>' for name in ("at the first swap", "at the end", "ratio", "swaps"))
     return f"<table><tr><th>collective</th>{head}</tr>{''.join(rows)}</table>"
 
 
@@ -102,12 +103,12 @@ def _distribution(run: SetRun) -> str:
 
 
 def _maps(run: SetRun) -> str:
-    shown = [(name, points) for name, points in (("before", run.before()), ("after", run.after())) if points]
+    shown = [(name, points) for name, points in (("before", run.trigger()), ("after", run.after())) if points]
     matrices = [run.throughput(points) / 1e6 for _, points in shown]
     seen = np.concatenate([m[~np.isnan(m)] for m in matrices])
     top = float(np.percentile(seen, 95)) if len(seen) else 1.0
     figures = [
-        _figure(heatmap(m, title=f"Throughput {name}", unit="MB/s", top=top), f"{name}: median MB/s of an edge")
+        _figure(heatmap(m, title=f"Throughput {name}", unit="MB/s", top=top), f"{_WHEN[name]}: median MB/s of an edge")
         for (name, _), m in zip(shown, matrices, strict=True)
     ]
     return f'<h3>Throughput between ranks</h3><div class="pair">{"".join(figures)}</div>'
@@ -115,7 +116,7 @@ def _maps(run: SetRun) -> str:
 
 def _patterns(run: SetRun, number: int) -> str:
     figures: list[str] = []
-    for name, points in (("before", run.before()), ("after", run.after())):
+    for name, points in (("before", run.trigger()), ("after", run.after())):
         if not points:
             continue
         config = points[-1].config
@@ -125,11 +126,17 @@ def _patterns(run: SetRun, number: int) -> str:
                 f"<p>{name}: {escape(program.name)}, {len(program.schedule.edges)} edges, too many to draw.</p>"
             )
             continue
-        red = {edge: RED for edge in run.congested(points)}
+        steady, erratic = run.congested(points)
+        red = {**{edge: RED for edge in steady}, **{edge: PALE for edge in erratic}}
         svg = draw_svg(program.schedule, config.table, highlight=red, title=f"{program.name}, {name}")
         # Two drawings on a page must not share the names of their arrow heads.
         svg = svg.replace("arrow-", f"s{number}-{name}-arrow-").replace("<svg ", '<svg class="figure pattern" ', 1)
-        figures.append(_figure(svg, f"{name}: {len(red)} congested edges in red"))
+        figures.append(
+            _figure(
+                svg,
+                f"{_WHEN[name]}: {len(steady)} steady congested edges in red, {len(erratic)} erratic ones in pale red",
+            )
+        )
     return f"<h3>Pattern</h3>{''.join(figures)}"
 
 

@@ -20,6 +20,7 @@ from jaxcoll.tuner.measure import batch_of, pattern_of
 Floats = npt.NDArray[np.float64]
 
 WINDOW = 60  # epochs before the first swap, and at the end, that "before" and "after" stand for
+_TRIGGER = 3  # the fewest epochs that a swap is decided on
 _BATCH = 6  # epochs from which an edge is found congested
 
 
@@ -70,6 +71,10 @@ class SetRun:
         first = self.swaps[0].decision.version if self.swaps else None
         return [p for p in self.points if first is None or p.config.table.version < first][-WINDOW:]
 
+    def trigger(self) -> list[Point]:
+        """The few epochs just before the first swap: what it was an answer to."""
+        return self.before()[-_TRIGGER:]
+
     def after(self) -> list[Point]:
         """The last epochs under the last table; [] without a swap."""
         if not self.swaps:
@@ -100,13 +105,14 @@ class SetRun:
         records = np.concatenate([p.epoch.records for p in points]).astype(RECORD_DTYPE)
         return measurement_matrix(records, self.spec.nranks).throughput
 
-    def congested(self, points: Sequence[Point]) -> list[int]:
-        """Edges of the schedule that `points` ran last which are congested by the paper's equations 1 and 2."""
+    def congested(self, points: Sequence[Point]) -> tuple[list[int], list[int]]:
+        """(steady, erratic) congested edges of the schedule that `points` ran last: the paper's equations 1 and 2."""
         config = points[-1].config
         same = [p.epoch for p in points if p.config.key == config.key][-_BATCH:]
         pattern = pattern_of(self.spec.by_id[config.program].schedule, config.table, self.spec.nbytes)
         found = detect(batch_of(same, pattern, self.spec.nranks), 0.2, 0.15)
-        return [int(edge) for edge in np.flatnonzero(found.any)]
+        steady, erratic = np.flatnonzero(found.steady), np.flatnonzero(found.erratic)
+        return steady.tolist(), erratic.tolist()
 
 
 def load(path: str | Path) -> list[SetRun]:
@@ -144,8 +150,9 @@ def _decision(run: SetRun, line: Mapping[str, Any]) -> None:
     decision = Decision.from_json(line)
     if line["committed"]:
         run.configs[decision.version] = Config(decision.program, decision.table)
-    made = Made(decision, line["committed"], line["time"], line["stall_s"], line["tries"], line["refusal"])
-    run.made.append(made)
+    # By the epochs that it came after: the leader's clock and that of a record may differ.
+    at = run.points[-1].start + run.points[-1].seconds if run.points else 0.0
+    run.made.append(Made(decision, line["committed"], at, line["stall_s"], line["tries"], line["refusal"]))
 
 
 def _finish(run: SetRun, origin: float) -> None:

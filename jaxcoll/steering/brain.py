@@ -26,7 +26,7 @@ from jaxcoll.tuner import Decision
 
 log = logging.getLogger("jaxcoll")
 
-REST = 3.0  # after thinking for a second, epochs are ignored for so many: at most a quarter of a core is used
+REST = 3.0  # after thinking for a second, it thinks of nothing for so many: at most a quarter of a core is used
 _LIMIT_PER_S = 4_000  # records; above it epochs are sampled: a policy looks at a few dozen a second at most
 _KEPT = 100_000  # records
 _STATUS_S = 1.0
@@ -98,9 +98,10 @@ class Brain:
         if self._open is not None:
             return []
         for tuned in self.sets.values():
-            for epoch in self._records.take(tuned.set_id, tuned.expected):
-                if time.monotonic() < self._rest_until:
-                    break  # what came meanwhile is old by the time that the rest is over
+            # Of what comes during a rest the newest is kept: a slow job's epochs all, a quick one's last ones.
+            tuned.pending.extend(self._records.take(tuned.set_id, tuned.expected))
+            while tuned.pending and time.monotonic() >= self._rest_until:
+                epoch = tuned.pending.popleft()
                 began = time.thread_time()
                 out = self._feed(tuned, epoch)
                 self._rest_until = time.monotonic() + self._rest * (time.thread_time() - began)

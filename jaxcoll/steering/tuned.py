@@ -19,6 +19,7 @@ from jaxcoll.tuner import Config, Decision, Program, ScheduleSet
 SetId = tuple[int, int]
 """(communicator id, set key)."""
 
+_PENDING = 16  # epochs that wait for the policy
 _RECENT = 24  # epochs that the diagnosis is made from
 _RATES_S = (3.0, 0.5)  # launches are counted over so many seconds
 _FEW = 8  # epochs that are too few to count launches by
@@ -69,6 +70,7 @@ class Tuned:
         self.last = "waiting for the first epochs"
         self.seconds: collections.deque[float] = collections.deque(maxlen=256)
         self._starts: collections.deque[tuple[int, int]] = collections.deque(maxlen=512)
+        self.pending: collections.deque[Epoch] = collections.deque(maxlen=_PENDING)
         self.recent: collections.deque[Epoch] = collections.deque(maxlen=_RECENT)
         self._seen: tuple[int, dict[str, Any]] = (-1, {"findings": [], "throughput": []})
 

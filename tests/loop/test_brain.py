@@ -97,6 +97,23 @@ def test_too_many_records_are_sampled(monkeypatch: pytest.MonkeyPatch):
     assert job.brain._throttle() == [("stride", stride // 2)]
 
 
+def test_it_rests_after_thinking_and_keeps_the_newest_epochs(monkeypatch: pytest.MonkeyPatch):
+    now = 100.0
+    monkeypatch.setattr("jaxcoll.steering.brain.time.monotonic", lambda: now)
+    job = Job()
+    job.run(1)
+    (tuned,) = job.brain.sets.values()
+    job.brain._rest_until = now + 1.0
+    before = tuned.epochs
+    job.run(20)
+    assert tuned.epochs == before
+    assert [e.id[2] for e in tuned.pending] == list(range(5, 21))
+    now += 2.0
+    job.run(1)
+    assert tuned.epochs > before
+    assert not tuned.pending
+
+
 def test_policies_by_name():
     assert policy.make("react-paper", B=4, seed=3).name == "react-paper"
     assert policy.make("jaxcoll", margin=0.1).free

@@ -82,7 +82,7 @@ def test_swaps_are_marked_and_congested_edges_red(made: tuple[Path, Path]):
     text = made[1].read_text()
     assert len(run.swaps) >= 1
     assert text.count('class="mark"') == 2 * len(run.swaps)
-    red = run.congested(run.before())
+    red, _ = run.congested(run.trigger())
     assert red
     assert text.count('stroke="#d00000" stroke-width="3"') >= len(red)
     edges = run.spec.by_id[run.spec.start].schedule.edges
@@ -92,11 +92,12 @@ def test_swaps_are_marked_and_congested_edges_red(made: tuple[Path, Path]):
 
 def test_before_after_and_measured_are_what_the_run_had(made: tuple[Path, Path]):
     (run,) = load(made[0])
-    before, after = (np.median([p.seconds for p in points]) for points in (run.before()[QUIET:], run.after()))
+    before, after = (np.median([p.seconds for p in points]) for points in (run.trigger(), run.after()))
     assert after < before / 1.3
     first = run.swaps[0]
     assert first.measured is not None
     assert first.measured < 0.9
+    assert run.points[QUIET].start < first.at < run.points[-1].start
     start, step = run.steps()
     assert len(start) == len(run.points) - 1
     assert step.min() > 0
