@@ -418,10 +418,13 @@ void Execution::PinSenders(uint32_t lane, uint32_t id, int delta) {
 void Execution::NodeRan(uint32_t lane, uint32_t id) {
   const Node& node = plan_.nodes[id];
   if (node.kind == NodeKind::kVertex) {
+    int64_t now = 0;
     for (uint32_t k = node.first_in; k < node.first_in + node.num_in; ++k) {
       InState& s = in(lane, k);
       s.buffer.reset();
       if (s.state != In::kOffered) continue;
+      if (now == 0) now = NowNs();
+      s.done_ns = now;
       if (s.posted.size != 0) {
         s.link->ReleasePosted(s.posted);
         s.posted.size = 0;
@@ -639,7 +642,9 @@ std::string Execution::Describe() const {
 
 void Execution::AddRecords(RecordBuffer* buffer, size_t* held) const {
   static thread_local std::vector<Record> records;
+  static thread_local std::vector<std::pair<int64_t, int64_t>> spans;  // first byte, last byte
   records.assign(plan_.record_edges.size(), Record{});
+  spans.assign(records.size(), {0, 0});
   for (size_t k = 0; k < records.size(); ++k) {
     const Edge& e = program_.edges[plan_.record_edges[k]];
     Record& r = records[k];
@@ -662,8 +667,20 @@ void Execution::AddRecords(RecordBuffer* buffer, size_t* held) const {
       r.src = i.peer;
       r.bytes += TransferBytes(lane, plan_.nodes[plan_.node_of_incoming[k]].chunk, i.wide);
       r.transfer_ns += static_cast<uint64_t>(std::max<int64_t>(0, s.transfer_ns));
-      if (s.arrive_ns > s.accept_ns && s.accept_ns > 0) r.wait_ns += static_cast<uint64_t>(s.arrive_ns - s.accept_ns);
+      if (s.arrive_ns == 0) continue;  // nothing to move
+      int64_t& first = spans[i.record].first;
+      first = first == 0 ? s.arrive_ns : std::min(first, s.arrive_ns);
+      spans[i.record].second = std::max(spans[i.record].second, std::max(s.done_ns, s.arrive_ns + s.transfer_ns));
     }
+  }
+  // Lanes overlap: an edge can't have been moving for longer than from its first byte to its last. What is left of the time until the
+  // last byte was waiting, so that start + wait + transfer is when this end had everything.
+  for (size_t k = 0; k < records.size(); ++k) {
+    auto [first, last] = spans[k];
+    if (last == 0) continue;
+    Record& r = records[k];
+    r.transfer_ns = std::min(r.transfer_ns, static_cast<uint64_t>(last - first));
+    r.wait_ns = static_cast<uint64_t>(std::max<int64_t>(0, last - started_ns)) - std::min(r.transfer_ns, static_cast<uint64_t>(std::max<int64_t>(0, last - started_ns)));
   }
   *held = buffer->Add(records.data(), records.size());
 }

@@ -119,7 +119,7 @@ class Execution {
     std::vector<RemoteSpan> more;
     std::unique_ptr<uint8_t[]> buffer;
     size_t received = 0, promised = 0;
-    int64_t accept_ns = 0, arrive_ns = 0, transfer_ns = 0;
+    int64_t accept_ns = 0, arrive_ns = 0, transfer_ns = 0, done_ns = 0;
   };
   struct OutState {
     bool data_ready = false, peer_ready = false, done = false, streaming = false, offered = false;
