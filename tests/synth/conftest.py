@@ -24,7 +24,7 @@ def flow_library(tmp_path_factory: pytest.TempPathFactory) -> str | None:
     compiler = shutil.which("g++") or shutil.which("clang++")
     need(compiler is not None, "C++ compiler, nor a native library with the flow part", "NATIVE")
     target = tmp_path_factory.mktemp("flow") / "libflow.so"
-    sources = [str(SOURCES / "flow.cc"), str(SOURCES / "pack.cc")]
+    sources = sorted(str(path) for path in SOURCES.glob("*.cc"))
     flags = ["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
     subprocess.run([str(compiler), *flags, *sources, "-o", str(target)], check=True)
     return str(target)

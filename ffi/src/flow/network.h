@@ -1,4 +1,4 @@
-// The residual network behind flow.cc and pack.cc; not part of any interface.
+// The residual network behind flow.cc and packer.h; not part of any interface.
 #ifndef JAXCOLL_FLOW_NETWORK_H_
 #define JAXCOLL_FLOW_NETWORK_H_
 

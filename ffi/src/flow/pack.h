@@ -17,9 +17,9 @@ typedef int32_t (*jc_pack_tick)(double done);
 
 enum {
   JC_PACK_DONE = 0,
-  JC_PACK_STUCK = 1,      // the orders don't fit
+  JC_PACK_STUCK = 1,  // the orders don't fit
   JC_PACK_CANCELLED = 2,
-  JC_PACK_BAD = -1,       // arguments out of range, or too little memory
+  JC_PACK_BAD = -1,  // arguments out of range, or too little memory
 };
 
 // arcs sorted by (tail, head), no doubles; cuts: `ncuts` rows of (ranks + 7) / 8 bytes, lowest bit first; max_depth -1:
