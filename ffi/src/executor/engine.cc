@@ -14,6 +14,13 @@ constexpr size_t kRecordCapacity = size_t{1} << 17;
 constexpr size_t kHelpFrom = size_t{128} << 10;  // bytes of a task from which waking another thread pays
 static const int kYields = getenv("KY") ? atoi(getenv("KY")) : 4;
 
+// A payload lies wherever its connection's buffer ends: not aligned.
+RemoteSpan SpanAt(const void* payload) {
+  RemoteSpan span;
+  memcpy(&span, payload, sizeof(span));
+  return span;
+}
+
 // Messages that may come before their operation has begun here. What isn't one of ours is dropped.
 bool IsKept(MessageType type) {
   return type == MessageType::kOffer || type == MessageType::kEager || type == MessageType::kReady || type == MessageType::kPosted ||
@@ -293,10 +300,11 @@ void Engine::Dispatch(Link* link, const Header& h, const void* payload) {
   }
   switch (h.type) {
     case MessageType::kOffer:
-      e->OnOffer(link, h, static_cast<const RemoteSpan*>(payload), h.payload / sizeof(RemoteSpan), nullptr);
+      // Where nothing can be read in place an offer is no answer. (Elsewhere payloads lie aligned, in a ring or a buffer of their own.)
+      if (link->can_read()) e->OnOffer(link, h, static_cast<const RemoteSpan*>(payload), h.payload / sizeof(RemoteSpan), nullptr);
       break;
     case MessageType::kPosted:
-      if (h.payload == sizeof(RemoteSpan)) e->OnPosted(link, h, *static_cast<const RemoteSpan*>(payload));
+      if (h.payload == sizeof(RemoteSpan)) e->OnPosted(link, h, SpanAt(payload));
       break;
     case MessageType::kEager: e->OnEager(link, h, payload); break;
     case MessageType::kReady: e->OnReady(link, h); break;
@@ -308,7 +316,7 @@ void Engine::Dispatch(Link* link, const Header& h, const void* payload) {
 
 void Engine::Drop(Link* link, const Header& h, const void* payload) {
   if (link != nullptr && h.type == MessageType::kPosted && h.payload == sizeof(RemoteSpan))
-    link->ReleasePosted(*static_cast<const RemoteSpan*>(payload));
+    link->ReleasePosted(SpanAt(payload));
 }
 
 void Engine::KeepEarly(Link* link, const Header& h, const void* payload) {
