@@ -1,4 +1,5 @@
-// A transport for tests: messages of several engines in one process and one thread, delivered in a random order that a seed repeats.
+// A transport for tests: messages of several engines in one process and one thread, delivered in a random order that a
+// seed repeats.
 #ifndef JAXCOLL_TRANSPORT_FAKE_H_
 #define JAXCOLL_TRANSPORT_FAKE_H_
 

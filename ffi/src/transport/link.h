@@ -1,7 +1,7 @@
 // The narrow interface between the executor and what moves bytes.
 //
-// A link joins this process to one peer process. Messages are small headers with an optional payload; they may arrive in any order.
-// Two ways to move a transfer's bytes:
+// A link joins this process to one peer process. Messages are small headers with an optional payload; they may arrive
+// in any order. Two ways to move a transfer's bytes:
 //   pull links: the sender OFFERs where the bytes lie, the receiver Reads them in place and ACKs;
 //   push links: the receiver says READY, the sender streams DATA.
 // Either way a small transfer goes EAGERly inside one message.
@@ -18,15 +18,15 @@
 namespace jaxcoll {
 
 enum class MessageType : uint8_t {
-  kOffer = 1,   // payload: RemoteSpan[], where the sender's bytes lie
-  kPosted = 8,  // payload: RemoteSpan, where in the sender's slab a copy of the bytes lies; nothing is acknowledged
-  kEager = 2,   // payload: the bytes
-  kReady = 3,   // the receiver can take the transfer
-  kData = 4,    // payload: bytes from `offset` on
-  kAck = 5,     // the receiver has read the offered bytes
-  kAbort = 6,   // payload: why; the execution fails on every rank
-  kGoodbye = 7, // the process leaves in order
-  kWaiting = 9, // `transfer`: the rank that the sender waits for; the operation is late
+  kOffer = 1,    // payload: RemoteSpan[], where the sender's bytes lie
+  kPosted = 8,   // payload: RemoteSpan, where in the sender's slab a copy of the bytes lies; nothing is acknowledged
+  kEager = 2,    // payload: the bytes
+  kReady = 3,    // the receiver can take the transfer
+  kData = 4,     // payload: bytes from `offset` on
+  kAck = 5,      // the receiver has read the offered bytes
+  kAbort = 6,    // payload: why; the execution fails on every rank
+  kGoodbye = 7,  // the process leaves in order
+  kWaiting = 9,  // `transfer`: the rank that the sender waits for; the operation is late
 };
 
 // Which execution of which call site of which communicator: equal on all ranks.
@@ -35,27 +35,30 @@ struct OpKey {
   uint64_t site = 0;
   int64_t launch = 0;
   uint32_t index = 0;
-  bool operator==(const OpKey& o) const { return comm == o.comm && site == o.site && launch == o.launch && index == o.index; }
+  bool operator==(const OpKey& o) const {
+    return comm == o.comm && site == o.site && launch == o.launch && index == o.index;
+  }
 };
 
 struct Header {
   uint32_t magic = kMagic;
-  uint32_t payload = 0;      // bytes that follow
+  uint32_t payload = 0;  // bytes that follow
   MessageType type = MessageType::kGoodbye;
   uint8_t reserved = 0;
-  uint16_t src = 0, dst = 0; // ranks in the communicator
+  uint16_t src = 0, dst = 0;  // ranks in the communicator
   uint16_t lane = 0;
   OpKey key;
   uint32_t transfer = 0;
-  uint64_t signature = 0;    // kind, reduction, type, count of the sender's operation
+  uint64_t signature = 0;  // kind, reduction, type, count of the sender's operation
   uint64_t offset = 0;
-  uint64_t total = 0;        // kData: bytes of the whole transfer
+  uint64_t total = 0;  // kData: bytes of the whole transfer
 
   static constexpr uint32_t kMagic = 0x314c434a;  // "JCL1"
 };
 static_assert(sizeof(Header) == 80, "one layout on both ends");
 
-constexpr size_t kMaxPayload = size_t{1} << 20;  // no message is larger; a frame that claims more is an attack or a fault
+constexpr size_t kMaxPayload =
+    size_t{1} << 20;  // no message is larger; a frame that claims more is an attack or a fault
 
 struct Span {
   const void* data;
@@ -71,8 +74,8 @@ struct RemoteSpan {
 
 class Link;
 
-// Memory of this process that its peers see: a value copied here once is read by all of them in place. Blocks are freed by their readers,
-// without a message.
+// Memory of this process that its peers see: a value copied here once is read by all of them in place. Blocks are freed
+// by their readers, without a message.
 class Slab {
  public:
   virtual ~Slab() = default;
@@ -84,8 +87,8 @@ class Slab {
   virtual void Release(uint64_t block) = 0;
 };
 
-// What polls for messages: a transport, or a test's scheduler. The engine polls itself while an operation is young; otherwise a
-// transport's own thread does.
+// What polls for messages: a transport, or a test's scheduler. The engine polls itself while an operation is young;
+// otherwise a transport's own thread does.
 class Pollable {
  public:
   virtual ~Pollable() = default;
@@ -101,14 +104,15 @@ class Pollable {
   virtual void SetBusy(bool busy) = 0;
 };
 
-// What a transport calls back (the engine). Calls come from whichever thread polls the transport, with none of the transport's locks held.
+// What a transport calls back (the engine). Calls come from whichever thread polls the transport, with none of the
+// transport's locks held.
 class LinkSink {
  public:
   virtual ~LinkSink() = default;
   // A message has arrived; the payload is valid during the call only.
   virtual void OnMessage(Link* link, const Header& header, const void* payload) = 0;
-  // A kData message begins: where its payload goes. Empty: to be read and dropped. Otherwise the memory is held for the transport
-  // until it calls OnLanded, or releases it in Forget.
+  // A kData message begins: where its payload goes. Empty: to be read and dropped. Otherwise the memory is held for the
+  // transport until it calls OnLanded, or releases it in Forget.
   virtual std::vector<MutableSpan> OnData(Link* link, const Header& header) = 0;
   virtual void OnLanded(Link* link, const Header& header) = 0;
   // The last byte of a streamed transfer has been handed over: its memory is free again.
@@ -126,7 +130,8 @@ class Link {
   virtual bool can_read() const = 0;       // a pull link
   virtual size_t eager_limit() const = 0;  // bytes
 
-  // Sends a message whose payload is copied before the call returns (at most kMaxPayload). Never blocks: what doesn't fit is queued.
+  // Sends a message whose payload is copied before the call returns (at most kMaxPayload). Never blocks: what doesn't
+  // fit is queued.
   virtual void Send(const Header& header, const Span* payload, size_t spans) = 0;
   // Push links: streams a whole transfer from the caller's memory as kData messages, then calls OnSent(token).
   virtual void Stream(const Header& header, const std::vector<Span>& payload, uint64_t token) = 0;
@@ -137,8 +142,8 @@ class Link {
   // A block of the peer's slab as this process sees it (null: outside of the slab), and the end of its use.
   virtual const void* Posted(const RemoteSpan& block) { return nullptr; }
   virtual void ReleasePosted(const RemoteSpan& block) {}
-  // The execution `key` of local rank `rank` has failed: drops what streams from its memory. Returns how many kData targets of it were
-  // released; the others will be reported by OnLanded soon.
+  // The execution `key` of local rank `rank` has failed: drops what streams from its memory. Returns how many kData
+  // targets of it were released; the others will be reported by OnLanded soon.
   virtual int Forget(const OpKey& key, int rank) = 0;
 
  protected:

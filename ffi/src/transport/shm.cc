@@ -10,64 +10,19 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <new>
+
+#include "transport/shm_layout.h"
 
 namespace jaxcoll {
 namespace {
 
-constexpr uint32_t kSegmentMagic = 0x4d48534a;  // "JSHM"
-constexpr uint32_t kLayout = 1;
-constexpr size_t kRingBytes = size_t{512} << 10;
 constexpr size_t kEagerLimit = size_t{16} << 10;
 constexpr size_t kFragment = size_t{64} << 10;
-constexpr uint32_t kMessage = 1, kPadding = 2;
-constexpr size_t kSlabBytes = size_t{4} << 20;
-constexpr size_t kSlabLimit = size_t{256} << 10;
-constexpr size_t kLine = 64;
 constexpr int kMaxPlaces = 1024;
-
-struct RecordHead {
-  uint32_t size;  // bytes in the ring, this head included, a multiple of 16
-  uint32_t kind;
-  uint64_t reserved;
-};
-
-// Before every block of a slab. `readers` counts its holder and those who have been told of it.
-struct SlabHead {
-  std::atomic<uint32_t> readers;
-  uint32_t size;  // of the block with its head, a multiple of kLine
-};
-static_assert(sizeof(SlabHead) <= kLine);
 
 long Futex(std::atomic<uint32_t>* word, int op, uint32_t value, const timespec* timeout) {
   return syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), op, value, timeout, nullptr, 0);
 }
-
-size_t RoundUp(size_t n, size_t a) { return (n + a - 1) / a * a; }
-
-}  // namespace
-
-// Positions only grow; the writer owns head, the reader owns tail.
-struct ShmRing {
-  alignas(64) std::atomic<uint64_t> head;
-  alignas(64) std::atomic<uint64_t> tail;
-  alignas(64) std::atomic<uint32_t> writer_waits;
-  std::atomic<uint32_t> reads;  // the writer of this ring can read the memory of its reader
-  alignas(64) uint8_t data[kRingBytes];
-};
-
-struct ShmSegment {
-  uint32_t magic, layout;
-  uint32_t places, ring_bytes;
-  uint64_t probe_address, probe_value;
-  alignas(64) std::atomic<uint32_t> bell;
-  // The owner sleeps until the bell reaches `wake_at`; `sleeping` counts its sleepers.
-  alignas(64) std::atomic<uint32_t> sleeping;
-  std::atomic<uint32_t> wake_at;
-  alignas(64) ShmRing rings[1];  // [places]: messages from that place to the owner of this segment
-};
-
-namespace {
 
 // `urgent`: whatever number of messages the owner waits for.
 void RingBell(ShmSegment* segment, bool urgent = false) {
@@ -80,7 +35,8 @@ void RingBell(ShmSegment* segment, bool urgent = false) {
 Status MapSegment(int fd, size_t bytes, ShmSegment** out) {
   struct stat st;
   if (fstat(fd, &st) != 0 || static_cast<size_t>(st.st_size) < bytes)
-    return Status::Error(Format("shared memory segment: %lld bytes, %zu are needed", static_cast<long long>(st.st_size), bytes));
+    return Status::Error(
+        Format("shared memory segment: %lld bytes, %zu are needed", static_cast<long long>(st.st_size), bytes));
   void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (p == MAP_FAILED) return Status::Error(Format("mmap of a shared memory segment: %s", strerror(errno)));
   *out = static_cast<ShmSegment*>(p);
@@ -89,7 +45,8 @@ Status MapSegment(int fd, size_t bytes, ShmSegment** out) {
 
 }  // namespace
 
-ShmLink::ShmLink(ShmTransport* transport, int process, pid_t pid, ShmSegment* theirs, ShmRing* out, ShmRing* in, bool can_read)
+ShmLink::ShmLink(ShmTransport* transport, int process, pid_t pid, ShmSegment* theirs, ShmRing* out, ShmRing* in,
+                 bool can_read)
     : Link(process), transport_(transport), pid_(pid), theirs_(theirs), out_(out), in_(in), can_read_(can_read) {}
 
 bool ShmLink::can_read() const { return can_read_ && in_->reads.load(std::memory_order_relaxed) != 0; }
@@ -196,9 +153,10 @@ bool ShmLink::Flush(std::vector<uint64_t>* sent) {
 
 int ShmLink::Forget(const OpKey& key, int rank) {
   std::lock_guard<std::mutex> lock(mu_);
-  pending_.erase(std::remove_if(pending_.begin(), pending_.end(),
-                                [&](const Pending& p) { return p.streaming && p.header.key == key && p.header.src == rank; }),
-                 pending_.end());
+  pending_.erase(
+      std::remove_if(pending_.begin(), pending_.end(),
+                     [&](const Pending& p) { return p.streaming && p.header.key == key && p.header.src == rank; }),
+      pending_.end());
   return 0;
 }
 
@@ -220,7 +178,8 @@ Status ShmLink::Read(const RemoteSpan* from, size_t spans, void* to, size_t size
     iovec local{dst + done, want};
     ssize_t got = process_vm_readv(pid_, &local, 1, remote, n, 0);
     if (got <= 0)
-      return Status::Error(Format("reading the memory of process %d (pid %d): %s", process(), pid_, got == 0 ? "nothing came" : strerror(errno)));
+      return Status::Error(Format("reading the memory of process %d (pid %d): %s", process(), pid_,
+                                  got == 0 ? "nothing came" : strerror(errno)));
     done += static_cast<size_t>(got);
     for (auto left = static_cast<size_t>(got); left > 0;) {
       size_t here = std::min<size_t>(from[i].size - skip, left);
@@ -235,63 +194,17 @@ Status ShmLink::Read(const RemoteSpan* from, size_t spans, void* to, size_t size
   return {};
 }
 
-namespace {
-
-size_t RingsBytes(int places) { return sizeof(ShmSegment) + sizeof(ShmRing) * static_cast<size_t>(std::max(0, places - 1)); }
-
-uint8_t* SlabBase(ShmSegment* segment) {
-  return reinterpret_cast<uint8_t*>(segment) + RingsBytes(static_cast<int>(segment->places));
-}
-
-SlabHead* HeadOf(uint8_t* slab, uint64_t block) { return reinterpret_cast<SlabHead*>(slab + block - kLine); }
-
-}  // namespace
-
-size_t ShmSlab::limit() const { return kSlabLimit; }
-
-uint64_t ShmSlab::Put(const Span* data, size_t spans, size_t bytes) {
-  size_t need = kLine + RoundUp(bytes, kLine);
-  uint64_t at;
-  {
-    std::lock_guard<std::mutex> lock(mu_);
-    while (tail_ != head_) {
-      SlabHead* oldest = reinterpret_cast<SlabHead*>(base_ + tail_ % kSlabBytes);
-      if (oldest->readers.load(std::memory_order_acquire) != 0) break;
-      tail_ += oldest->size;
-    }
-    size_t to_end = kSlabBytes - head_ % kSlabBytes, pad = need > to_end ? to_end : 0;
-    if (kSlabBytes - (head_ - tail_) < need + pad) return 0;
-    if (pad > 0) {
-      SlabHead* filler = new (base_ + head_ % kSlabBytes) SlabHead{};
-      filler->size = static_cast<uint32_t>(pad);
-      head_ += pad;
-    }
-    at = head_ % kSlabBytes;
-    SlabHead* head = new (base_ + at) SlabHead{};
-    head->size = static_cast<uint32_t>(need);
-    head->readers.store(1, std::memory_order_relaxed);
-    head_ += need;
-  }
-  uint8_t* p = base_ + at + kLine;
-  for (size_t i = 0; i < spans; ++i) {
-    memcpy(p, data[i].data, data[i].size);
-    p += data[i].size;
-  }
-  return at + kLine;
-}
-
-void ShmSlab::Hold(uint64_t block) { HeadOf(base_, block)->readers.fetch_add(1, std::memory_order_relaxed); }
-void ShmSlab::Release(uint64_t block) { HeadOf(base_, block)->readers.fetch_sub(1, std::memory_order_release); }
-
 Slab* ShmLink::slab() { return &transport_->slab_; }
 
 const void* ShmLink::Posted(const RemoteSpan& block) {
-  bool inside = block.size <= kSlabLimit && block.address >= kLine && block.address % kLine == 0 && block.address <= kSlabBytes - block.size;
+  bool inside = block.size <= kSlabLimit && block.address >= kLine && block.address % kLine == 0 &&
+                block.address <= kSlabBytes - block.size;
   return inside ? SlabBase(theirs_) + block.address : nullptr;
 }
 
 void ShmLink::ReleasePosted(const RemoteSpan& block) {
-  if (Posted(block) != nullptr) HeadOf(SlabBase(theirs_), block.address)->readers.fetch_sub(1, std::memory_order_release);
+  if (Posted(block) != nullptr)
+    HeadOf(SlabBase(theirs_), block.address)->readers.fetch_sub(1, std::memory_order_release);
 }
 
 size_t ShmTransport::SegmentBytes(int places) { return RoundUp(RingsBytes(places), 4096) + kSlabBytes; }
@@ -321,14 +234,17 @@ ShmTransport::~ShmTransport() {
   munmap(mine_, SegmentBytes(places_));
 }
 
-Status ShmTransport::AddPeer(int fd, int process, int place, pid_t pid, bool allow_read, std::unique_ptr<ShmLink>* out) {
-  if (place < 0 || place >= places_ || place == place_) return Status::Error(Format("shared memory: place %d of %d is no peer", place, places_));
+Status ShmTransport::AddPeer(int fd, int process, int place, pid_t pid, bool allow_read,
+                             std::unique_ptr<ShmLink>* out) {
+  if (place < 0 || place >= places_ || place == place_)
+    return Status::Error(Format("shared memory: place %d of %d is no peer", place, places_));
   ShmSegment* theirs = nullptr;
   JC_RETURN_IF_ERROR(MapSegment(fd, SegmentBytes(places_), &theirs));
   if (theirs->magic != kSegmentMagic || theirs->layout != kLayout || theirs->ring_bytes != kRingBytes ||
       theirs->places != static_cast<uint32_t>(places_)) {
     munmap(theirs, SegmentBytes(places_));
-    return Status::Error(Format("shared memory: the segment of process %d has another layout; the jaxcoll versions differ?", process));
+    return Status::Error(
+        Format("shared memory: the segment of process %d has another layout; the jaxcoll versions differ?", process));
   }
   mapped_.push_back(theirs);
   bool can_read = false;
@@ -370,8 +286,8 @@ bool ShmTransport::Drain(ShmLink* link) {
     RecordHead record;
     memcpy(&record, ring->data + at, sizeof(record));
     // The other side is trusted to be ours, not to be free of faults: a record must lie inside what was written.
-    if (head - tail > kRingBytes || record.size < sizeof(record) || record.size > head - tail || record.size > kRingBytes - at ||
-        (record.kind == kMessage && record.size < sizeof(record) + sizeof(Header))) {
+    if (head - tail > kRingBytes || record.size < sizeof(record) || record.size > head - tail ||
+        record.size > kRingBytes - at || (record.kind == kMessage && record.size < sizeof(record) + sizeof(Header))) {
       sink_->OnLinkDown(link, "its messages are damaged");
       ring->tail.store(head, std::memory_order_release);
       return true;
@@ -397,7 +313,8 @@ bool ShmTransport::Drain(ShmLink* link) {
     }
     tail += record.size;
     ring->tail.store(tail, std::memory_order_seq_cst);
-    if (ring->writer_waits.load(std::memory_order_seq_cst) != 0 && ring->writer_waits.exchange(0) != 0) RingBell(link->theirs_);
+    if (ring->writer_waits.load(std::memory_order_seq_cst) != 0 && ring->writer_waits.exchange(0) != 0)
+      RingBell(link->theirs_);
   }
   return any;
 }

@@ -1,8 +1,8 @@
-// Processes of one host: a ring of messages per ordered pair in shared memory; large transfers are read in place from the peer's memory
-// where the system allows it (process_vm_readv), else streamed through the ring.
+// Processes of one host: a ring of messages per ordered pair in shared memory; large transfers are read in place from
+// the peer's memory where the system allows it (process_vm_readv), else streamed through the ring.
 //
-// Waiting. A process that has nobody polling and open operations sleeps on a futex in its own segment; who puts a message into one of
-// its rings wakes it, and only then pays a system call.
+// Waiting. A process that has nobody polling and open operations sleeps on a futex in its own segment; who puts a
+// message into one of its rings wakes it, and only then pays a system call.
 #ifndef JAXCOLL_TRANSPORT_SHM_H_
 #define JAXCOLL_TRANSPORT_SHM_H_
 
@@ -17,17 +17,19 @@
 #include <vector>
 
 #include "transport/link.h"
+#include "transport/shm_slab.h"
 
 namespace jaxcoll {
 
-struct ShmSegment;  // the layout in shared memory, shm.cc
+struct ShmSegment;  // the layout in shared memory, shm_layout.h
 struct ShmRing;
 
 class ShmTransport;
 
 class ShmLink final : public Link {
  public:
-  ShmLink(ShmTransport* transport, int process, pid_t pid, ShmSegment* theirs, ShmRing* out, ShmRing* in, bool can_read);
+  ShmLink(ShmTransport* transport, int process, pid_t pid, ShmSegment* theirs, ShmRing* out, ShmRing* in,
+          bool can_read);
   const char* name() const override { return can_read() ? "shm (reads in place)" : "shm (ring)"; }
   // Both ends must choose the same way, so each must be able to read the other.
   bool can_read() const override;
@@ -44,8 +46,8 @@ class ShmLink final : public Link {
   friend class ShmTransport;
   struct Pending {
     Header header;
-    std::vector<uint8_t> owned;   // the payload of a Send that didn't fit
-    std::vector<Span> stream;     // what is left of a Stream, in the caller's memory
+    std::vector<uint8_t> owned;  // the payload of a Send that didn't fit
+    std::vector<Span> stream;    // what is left of a Stream, in the caller's memory
     uint64_t token = 0;
     bool streaming = false;
   };
@@ -64,24 +66,10 @@ class ShmLink final : public Link {
   std::atomic<bool> has_pending_{false};
 };
 
-// This process's slab: a ring of blocks, allocated at the head, freed in order at the tail once nobody reads them.
-class ShmSlab final : public Slab {
- public:
-  explicit ShmSlab(uint8_t* base) : base_(base) {}
-  size_t limit() const override;
-  uint64_t Put(const Span* data, size_t spans, size_t bytes) override;
-  void Hold(uint64_t block) override;
-  void Release(uint64_t block) override;
-
- private:
-  uint8_t* const base_;
-  std::mutex mu_;
-  uint64_t head_ = 0, tail_ = 0;  // positions that only grow
-};
-
 class ShmTransport final : public Pollable {
  public:
-  // `fd` is this process's segment (a memfd of SegmentBytes(places)); `place` its number among the processes of this host.
+  // `fd` is this process's segment (a memfd of SegmentBytes(places)); `place` its number among the processes of this
+  // host.
   static size_t SegmentBytes(int places);
   static Status Create(int fd, int places, int place, std::unique_ptr<ShmTransport>* out);
   ~ShmTransport() override;
@@ -101,7 +89,7 @@ class ShmTransport final : public Pollable {
   friend class ShmLink;
   ShmTransport(ShmSegment* mine, int places, int place);
   bool Drain(ShmLink* link);
-  bool AnyWork() const;      // messages that didn't fit wait for room
+  bool AnyWork() const;  // messages that didn't fit wait for room
   bool AnyInbound() const;
   void Sleep(uint32_t bell, uint32_t wake_at, int64_t timeout_ns);
   void ServiceLoop();

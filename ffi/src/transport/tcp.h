@@ -1,7 +1,7 @@
-// Processes of other hosts: several TCP connections per pair, connected and authenticated by the caller (Python), which hands over the
-// descriptors. Connection 0 carries the small messages; a large transfer is cut into fragments over all of them, written from and read
-// into the caller's memory without a copy of ours. Between processes of one host the same class is the life line: its end says that
-// the peer is gone.
+// Processes of other hosts: several TCP connections per pair, connected and authenticated by the caller (Python), which
+// hands over the descriptors. Connection 0 carries the small messages; a large transfer is cut into fragments over all
+// of them, written from and read into the caller's memory without a copy of ours. Between processes of one host the
+// same class is the life line: its end says that the peer is gone.
 #ifndef JAXCOLL_TRANSPORT_TCP_H_
 #define JAXCOLL_TRANSPORT_TCP_H_
 
@@ -48,8 +48,8 @@ class TcpLink final : public Link {
   };
   struct Conn {
     int fd = -1;
-    bool armed = false;             // EPOLLOUT is on
-    bool ended = false;             // the peer has closed it
+    bool armed = false;  // EPOLLOUT is on
+    bool ended = false;  // the peer has closed it
     std::mutex write_mu, read_mu;
     std::deque<Item> queue;
     // Reading: bytes that have come, then, for a kData payload, straight into its target.

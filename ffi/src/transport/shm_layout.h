@@ -1,0 +1,68 @@
+// What lies in the shared memory of a process: a head, one ring of messages per peer, then the slab of posted blocks.
+// Both ends of a link map it, so a change here needs a new kLayout.
+#ifndef JAXCOLL_TRANSPORT_SHM_LAYOUT_H_
+#define JAXCOLL_TRANSPORT_SHM_LAYOUT_H_
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace jaxcoll {
+
+inline constexpr uint32_t kSegmentMagic = 0x4d48534a;  // "JSHM"
+inline constexpr uint32_t kLayout = 1;
+inline constexpr size_t kRingBytes = size_t{512} << 10;
+inline constexpr uint32_t kMessage = 1, kPadding = 2;
+inline constexpr size_t kSlabBytes = size_t{4} << 20;
+inline constexpr size_t kSlabLimit = size_t{256} << 10;
+inline constexpr size_t kLine = 64;
+
+inline size_t RoundUp(size_t n, size_t a) { return (n + a - 1) / a * a; }
+
+struct RecordHead {
+  uint32_t size;  // bytes in the ring, this head included, a multiple of 16
+  uint32_t kind;
+  uint64_t reserved;
+};
+
+// Before every block of a slab. `readers` counts its holder and those who have been told of it.
+struct SlabHead {
+  std::atomic<uint32_t> readers;
+  uint32_t size;  // of the block with its head, a multiple of kLine
+};
+static_assert(sizeof(SlabHead) <= kLine);
+
+// Positions only grow; the writer owns head, the reader owns tail.
+struct ShmRing {
+  alignas(64) std::atomic<uint64_t> head;
+  alignas(64) std::atomic<uint64_t> tail;
+  alignas(64) std::atomic<uint32_t> writer_waits;
+  std::atomic<uint32_t> reads;  // the writer of this ring can read the memory of its reader
+  alignas(64) uint8_t data[kRingBytes];
+};
+
+struct ShmSegment {
+  uint32_t magic, layout;
+  uint32_t places, ring_bytes;
+  uint64_t probe_address, probe_value;
+  alignas(64) std::atomic<uint32_t> bell;
+  // The owner sleeps until the bell reaches `wake_at`; `sleeping` counts its sleepers.
+  alignas(64) std::atomic<uint32_t> sleeping;
+  std::atomic<uint32_t> wake_at;
+  alignas(64) ShmRing rings[1];  // [places]: messages from that place to the owner of this segment
+};
+
+inline size_t RingsBytes(int places) {
+  return sizeof(ShmSegment) + sizeof(ShmRing) * static_cast<size_t>(std::max(0, places - 1));
+}
+
+inline uint8_t* SlabBase(ShmSegment* segment) {
+  return reinterpret_cast<uint8_t*>(segment) + RingsBytes(static_cast<int>(segment->places));
+}
+
+inline SlabHead* HeadOf(uint8_t* slab, uint64_t block) { return reinterpret_cast<SlabHead*>(slab + block - kLine); }
+
+}  // namespace jaxcoll
+
+#endif  // JAXCOLL_TRANSPORT_SHM_LAYOUT_H_

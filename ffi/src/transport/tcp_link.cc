@@ -1,0 +1,331 @@
+// One peer: what is written, and what is read.
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "base/clock.h"
+#include "transport/tcp.h"
+
+namespace jaxcoll {
+namespace {
+
+constexpr size_t kEagerLimit = size_t{16} << 10;
+constexpr size_t kFragment = size_t{256} << 10;
+constexpr size_t kBuffer = size_t{64} << 10;
+constexpr int kReadRounds = 16;  // of one connection before the others get their turn
+
+const std::vector<uint8_t>& Zeros() {
+  static const std::vector<uint8_t> zeros(kFragment);
+  return zeros;
+}
+
+}  // namespace
+
+TcpLink::TcpLink(TcpTransport* transport, int process, const std::vector<int>& fds)
+    : Link(process), transport_(transport) {
+  for (int fd : fds) {
+    auto c = std::make_unique<Conn>();
+    c->fd = fd;
+    c->buffer.resize(kBuffer);
+    conns_.push_back(std::move(c));
+  }
+}
+
+TcpLink::~TcpLink() {
+  for (auto& c : conns_)
+    if (c->fd >= 0) close(c->fd);
+}
+
+size_t TcpLink::eager_limit() const { return kEagerLimit; }
+
+Status TcpLink::Read(const RemoteSpan*, size_t, void*, size_t) {
+  return Status::Error("tcp can't read a peer's memory");
+}
+
+void TcpLink::Send(const Header& header, const Span* payload, size_t spans) {
+  if (down_) return;
+  Item item;
+  item.header = header;
+  for (size_t i = 0; i < spans; ++i) {
+    const auto* p = static_cast<const uint8_t*>(payload[i].data);
+    item.owned.insert(item.owned.end(), p, p + payload[i].size);
+  }
+  item.header.payload = static_cast<uint32_t>(item.owned.size());
+  item.spans = {{nullptr, item.owned.size()}};
+  Push(conns_[0].get(), std::move(item));
+}
+
+void TcpLink::Push(Conn* c, Item item) {
+  item.total = sizeof(Header) + item.header.payload;
+  std::vector<uint64_t> sent;
+  bool ok = true;
+  {
+    std::lock_guard<std::mutex> lock(c->write_mu);
+    bool first = c->queue.empty();
+    c->queue.push_back(std::move(item));
+    if (!c->queue.back().owned.empty()) c->queue.back().spans[0].data = c->queue.back().owned.data();
+    // What the socket takes goes out at once. The end of a stream is told by whoever polls next: OnSent may not be
+    // called from here.
+    if (first) ok = Write(c, &sent);
+    if (!c->queue.empty()) transport_->Arm(c, true);
+  }
+  if (!sent.empty()) transport_->SentLater(this, sent);
+  if (!ok) {
+    cant_write_ = true;
+    transport_->Kick();
+  }
+}
+
+void TcpLink::Stream(const Header& header, const std::vector<Span>& payload, uint64_t token) {
+  if (down_) return;  // its operation fails, or has failed
+  size_t total = 0;
+  for (const Span& s : payload) total += s.size;
+  size_t fragments = (total + kFragment - 1) / kFragment;
+  auto state = std::make_shared<StreamState>();
+  state->token = token;
+  state->left = static_cast<int>(fragments);
+  size_t at_span = 0, skip = 0, first = Mix64(header.transfer * 64 + header.lane) % conns_.size();
+  for (size_t f = 0; f < fragments; ++f) {
+    Item item;
+    item.header = header;
+    item.header.offset = f * kFragment;
+    item.stream = state;
+    size_t want = std::min(kFragment, total - f * kFragment);
+    item.header.payload = static_cast<uint32_t>(want);
+    while (want > 0) {
+      const Span& s = payload[at_span];
+      size_t take = std::min(want, s.size - skip);
+      if (take > 0) item.spans.push_back({static_cast<const uint8_t*>(s.data) + skip, take});
+      want -= take;
+      skip += take;
+      if (skip == s.size) {
+        ++at_span;
+        skip = 0;
+      }
+    }
+    Push(conns_[(first + f) % conns_.size()].get(), std::move(item));
+  }
+}
+
+bool TcpLink::Write(Conn* c, std::vector<uint64_t>* sent) {
+  constexpr size_t kMaxIov = 64;
+  while (!c->queue.empty()) {
+    Item& item = c->queue.front();
+    iovec iov[kMaxIov];
+    size_t n = 0, skip = item.written;
+    auto add = [&](const void* data, size_t size) {
+      if (skip >= size) {
+        skip -= size;
+        return;
+      }
+      if (n < kMaxIov) iov[n++] = {const_cast<uint8_t*>(static_cast<const uint8_t*>(data)) + skip, size - skip};
+      skip = 0;
+    };
+    add(&item.header, sizeof(Header));
+    for (const Span& s : item.spans) add(s.data, s.size);
+    msghdr message{};
+    message.msg_iov = iov;
+    message.msg_iovlen = n;
+    ssize_t put = sendmsg(c->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (put < 0) {
+      if (errno == EINTR) continue;
+      return errno == EAGAIN || errno == EWOULDBLOCK;
+    }
+    item.written += static_cast<size_t>(put);
+    if (item.written < item.total) continue;
+    if (item.stream && item.stream->left.fetch_sub(1) == 1) sent->push_back(item.stream->token);
+    c->queue.pop_front();
+  }
+  return true;
+}
+
+int TcpLink::Forget(const OpKey& key, int rank) {
+  int released = 0;
+  for (auto& c : conns_) {
+    {
+      std::lock_guard<std::mutex> lock(c->write_mu);
+      for (size_t i = 0; i < c->queue.size();) {
+        Item& item = c->queue[i];
+        if (!item.stream || !(item.header.key == key) || item.header.src != rank) {
+          ++i;
+        } else if (item.written == 0) {
+          c->queue.erase(c->queue.begin() + static_cast<ptrdiff_t>(i));
+        } else {
+          // Under way: the frame must be completed, with bytes that are not the caller's.
+          item.spans = {{Zeros().data(), item.header.payload}};
+          item.stream = nullptr;
+          ++i;
+        }
+      }
+    }
+    std::lock_guard<std::mutex> lock(c->read_mu);
+    if (c->landing && !c->discard && c->header.key == key && c->header.dst == rank) {
+      c->discard = true;
+      c->target.clear();
+      ++released;
+    }
+  }
+  return released;
+}
+
+// Reads into the buffer what the socket has, unless a payload is landing.
+bool TcpLink::Fill(Conn* c, bool* any, bool* drained) {
+  if (c->begin == c->end) c->begin = c->end = 0;
+  if (c->begin > 0 && c->end == c->buffer.size()) {
+    memmove(c->buffer.data(), c->buffer.data() + c->begin, c->end - c->begin);
+    c->end -= c->begin;
+    c->begin = 0;
+  }
+  if (c->end == c->buffer.size()) c->buffer.resize(c->buffer.size() * 2);  // a long message; bounded by kMaxPayload
+  size_t room = c->buffer.size() - c->end;
+  ssize_t got = recv(c->fd, c->buffer.data() + c->end, room, MSG_DONTWAIT);
+  if (got == 0) {
+    c->ended = *drained = true;
+    if (c->begin != c->end) fault_ = "its connection has closed in the middle of a message";
+    return c->begin == c->end;
+  }
+  if (got < 0) {
+    if (errno == EINTR) return true;
+    *drained = true;
+    return errno == EAGAIN || errno == EWOULDBLOCK;
+  }
+  *any = true;
+  *drained = static_cast<size_t>(got) < room;
+  c->end += static_cast<size_t>(got);
+  return true;
+}
+
+bool TcpLink::Parse(Conn* c, bool* any) {
+  LinkSink* sink = transport_->sink_;
+  while (!c->landing && c->end - c->begin >= sizeof(Header)) {
+    Header h;
+    memcpy(&h, c->buffer.data() + c->begin, sizeof(h));
+    if (h.magic != Header::kMagic || h.payload > kMaxPayload) {
+      fault_ = h.magic != Header::kMagic ? "it sent bytes that are no jaxcoll message"
+                                         : "it sent a message that is too long";
+      return false;
+    }
+    if (h.type == MessageType::kData) {
+      std::vector<MutableSpan> target = sink->OnData(this, h);
+      std::lock_guard<std::mutex> lock(c->read_mu);
+      c->begin += sizeof(Header);
+      c->header = h;
+      c->landing = true;
+      c->discard = target.empty();
+      c->target = std::move(target);
+      c->landing_left = h.payload;
+      return true;
+    }
+    if (c->end - c->begin < sizeof(Header) + h.payload) return true;
+    const uint8_t* payload = c->buffer.data() + c->begin + sizeof(Header);
+    *any = true;
+    if (h.type == MessageType::kGoodbye)
+      left_ = true;
+    else
+      sink->OnMessage(this, h, payload);
+    c->begin += sizeof(Header) + h.payload;
+  }
+  return true;
+}
+
+bool TcpLink::Land(Conn* c, bool* any, bool* drained) {
+  LinkSink* sink = transport_->sink_;
+  bool done = false, report = false, ok = true;
+  Header h;
+  {
+    std::lock_guard<std::mutex> lock(c->read_mu);
+    // First what the buffer holds already, then from the socket into place.
+    while (c->landing_left > 0 && ok && !*drained) {
+      size_t held = c->end - c->begin;
+      if (held > 0) {
+        size_t take = std::min(held, c->landing_left);
+        const uint8_t* from = c->buffer.data() + c->begin;
+        if (c->discard) {
+          c->landing_left -= take;
+        } else {
+          MutableSpan& s = c->target.front();
+          take = std::min(take, s.size);
+          memcpy(s.data, from, take);
+          s.data = static_cast<uint8_t*>(s.data) + take;
+          s.size -= take;
+          if (s.size == 0) c->target.erase(c->target.begin());
+          c->landing_left -= take;
+        }
+        c->begin += take;
+        *any = true;
+        continue;
+      }
+      ssize_t got;
+      if (c->discard) {
+        c->begin = c->end = 0;
+        got = recv(c->fd, c->buffer.data(), std::min(c->buffer.size(), c->landing_left), MSG_DONTWAIT);
+      } else {
+        iovec iov[64];
+        size_t n = std::min<size_t>(64, c->target.size());
+        for (size_t i = 0; i < n; ++i) iov[i] = {c->target[i].data, c->target[i].size};
+        msghdr message{};
+        message.msg_iov = iov;
+        message.msg_iovlen = n;
+        got = recvmsg(c->fd, &message, MSG_DONTWAIT);
+      }
+      if (got == 0) {
+        fault_ = "its connection has closed in the middle of a message";
+        ok = false;
+      } else if (got < 0) {
+        if (errno == EINTR) continue;
+        *drained = true;
+        ok = errno == EAGAIN || errno == EWOULDBLOCK;
+      } else {
+        *any = true;
+        c->landing_left -= static_cast<size_t>(got);
+        for (auto left = static_cast<size_t>(got); left > 0 && !c->discard;) {
+          MutableSpan& s = c->target.front();
+          size_t take = std::min(left, s.size);
+          s.data = static_cast<uint8_t*>(s.data) + take;
+          s.size -= take;
+          left -= take;
+          if (s.size == 0) c->target.erase(c->target.begin());
+        }
+      }
+    }
+    if (c->landing_left == 0) {
+      done = true;
+      report = !c->discard;
+      h = c->header;
+      c->landing = false;
+      c->target.clear();
+    } else if (!ok && !c->discard) {
+      // The connection breaks in the middle: the memory is let go with it.
+      report = true;
+      h = c->header;
+      h.payload = 0;
+      c->discard = true;
+      c->target.clear();
+    }
+  }
+  if (report) sink->OnLanded(this, h);
+  return ok || done;
+}
+
+bool TcpLink::ReadSome(Conn* c, bool* any) {
+  bool drained = false;
+  for (int round = 0; round < kReadRounds && !drained; ++round) {
+    if (c->landing) {
+      if (!Land(c, any, &drained)) return false;
+    } else {
+      if (!Fill(c, any, &drained)) return false;
+    }
+    if (!Parse(c, any)) return false;
+    while (c->landing && c->end > c->begin) {
+      bool blocked = false;
+      if (!Land(c, any, &blocked) || !Parse(c, any)) return false;
+      if (blocked) break;
+    }
+  }
+  return true;
+}
+
+}  // namespace jaxcoll
