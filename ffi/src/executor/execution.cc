@@ -1,3 +1,4 @@
+// Events and state of an operation: what has come, what may run next, what is to be sent.
 #include "executor/execution.h"
 
 #include <sys/mman.h>
@@ -11,44 +12,13 @@
 namespace jaxcoll {
 namespace {
 
-constexpr int64_t kBounceElements = 16 << 10;  // of a remote source per pass: the bounce buffers of a fan-in stay in the L2 cache
 constexpr uint32_t kMaxLanes = 4096;
 constexpr size_t kLargeResult = size_t{3} << 20;
 constexpr size_t kLargePagesFrom = size_t{4} << 20;
 constexpr uintptr_t kPage = 4096;
-constexpr size_t kAroundFrom = size_t{32} << 10;
 
-// Where byte `at` of a list of spans lies, and how many bytes follow it there.
-const uint8_t* LocateSpan(const RemoteSpan* spans, size_t count, size_t at, size_t* left) {
-  for (size_t i = 0; i < count; ++i) {
-    if (at < spans[i].size) {
-      *left = spans[i].size - at;
-      return reinterpret_cast<const uint8_t*>(spans[i].address) + at;
-    }
-    at -= spans[i].size;
-  }
-  *left = 0;
-  return nullptr;
-}
-
-// Bytes [at, at + size) of a list of spans, as a list.
-std::vector<RemoteSpan> SubSpans(const RemoteSpan* spans, size_t count, size_t at, size_t size) {
-  std::vector<RemoteSpan> out;
-  for (size_t i = 0; i < count && size > 0; ++i) {
-    if (at >= spans[i].size) {
-      at -= spans[i].size;
-      continue;
-    }
-    size_t take = std::min<size_t>(spans[i].size - at, size);
-    out.push_back({spans[i].address + at, take});
-    at = 0;
-    size -= take;
-  }
-  return out;
-}
-
-// A large result is often fresh memory, whose first touch costs a fault per page: 16 MiB on each of 8 local ranks, 11,000 faults and two
-// thirds of the time. Asking for large pages makes it a few.
+// A large result is often fresh memory, whose first touch costs a fault per page: 16 MiB on each of 8 local ranks,
+// 11,000 faults and two thirds of the time. Asking for large pages makes it a few.
 void AdviseLargePages(const View& view, int blocks) {
   for (const View::Leaf& leaf : view.leaves) {
     size_t bytes = static_cast<size_t>(leaf.count) * static_cast<size_t>(blocks) * view.element_size;
@@ -70,9 +40,10 @@ Execution::Execution(Engine* engine, OpRequest req, Completion completion)
       program_(*plan_.program),
       element_size_(ElementSize(request.dtype)) {
   int64_t n = request.input.leaves.empty() ? request.output.block_elements : request.input.block_elements;
-  signature_ = (uint64_t{static_cast<uint8_t>(program_.kind)} << 60) | (uint64_t{static_cast<uint8_t>(request.reduce)} << 56) |
-               (uint64_t{static_cast<uint8_t>(request.dtype)} << 48) | ((static_cast<uint64_t>(n) & 0xffffffffffull) << 8) |
-               (Mix64(program_.id ^ (plan_.table_version << 32)) & 0xff);
+  signature_ =
+      (uint64_t{static_cast<uint8_t>(program_.kind)} << 60) | (uint64_t{static_cast<uint8_t>(request.reduce)} << 56) |
+      (uint64_t{static_cast<uint8_t>(request.dtype)} << 48) | ((static_cast<uint64_t>(n) & 0xffffffffffull) << 8) |
+      (Mix64(program_.id ^ (plan_.table_version << 32)) & 0xff);
   size_t largest = 0;
   for (uint32_t c = 0; c < program_.chunks.size(); ++c) {
     ranges_.push_back(program_.ChunkRange(c, n));
@@ -88,7 +59,8 @@ Execution::Execution(Engine* engine, OpRequest req, Completion completion)
   lanes_ = static_cast<uint32_t>(std::clamp<size_t>((largest + lane_bytes - 1) / lane_bytes, least, kMaxLanes));
   bool pull = true;
   for (const Incoming& i : plan_.incoming) pull = pull && (Local(i.peer) || LinkTo(i.peer)->can_read());
-  size_t landing = std::max<size_t>(1, plan_.max_fan_in) * std::max<size_t>(1, (largest * (plan_.wide ? 2 : 1)) / lanes_);
+  size_t landing =
+      std::max<size_t>(1, plan_.max_fan_in) * std::max<size_t>(1, (largest * (plan_.wide ? 2 : 1)) / lanes_);
   window_ = pull ? 16 : static_cast<uint32_t>(std::clamp<size_t>(engine_->options_.landing_bytes / landing, 2, 64));
   window_ = std::max(window_, static_cast<uint32_t>(std::min(program_.pipeline, 16)));
   window_ = std::min(window_, lanes_);
@@ -103,7 +75,8 @@ Execution::Execution(Engine* engine, OpRequest req, Completion completion)
   missing_.resize(plan_.nodes.size() * lanes_);
   lane_left_.assign(lanes_, static_cast<uint32_t>(plan_.nodes.size()));
   for (const ScratchSlot& s : plan_.scratch)
-    scratch_.emplace_back(new uint8_t[static_cast<size_t>(std::max<int64_t>(1, ranges_[s.chunk].size())) * WireSize(s.wide)]);
+    scratch_.emplace_back(
+        new uint8_t[static_cast<size_t>(std::max<int64_t>(1, ranges_[s.chunk].size())) * WireSize(s.wide)]);
   heard_.resize(static_cast<size_t>(request.group->size()));
   waits_for_.assign(heard_.size(), -1);
 }
@@ -115,8 +88,12 @@ Execution::~Execution() {
     if (s.posted.size != 0) s.link->ReleasePosted(s.posted);
 }
 
-Link* Execution::LinkTo(int rank) const { return engine_->links_[static_cast<size_t>(request.group->process[static_cast<size_t>(rank)])]; }
-bool Execution::Local(int rank) const { return request.group->process[static_cast<size_t>(rank)] == engine_->my_process_; }
+Link* Execution::LinkTo(int rank) const {
+  return engine_->links_[static_cast<size_t>(request.group->process[static_cast<size_t>(rank)])];
+}
+bool Execution::Local(int rank) const {
+  return request.group->process[static_cast<size_t>(rank)] == engine_->my_process_;
+}
 
 Range Execution::LaneOf(uint32_t chunk, uint32_t lane) const {
   return Program::LaneRange(ranges_[chunk], static_cast<int>(lane), static_cast<int>(lanes_));
@@ -191,7 +168,8 @@ void Execution::IssueSend(uint32_t lane, uint32_t id) {
   if (Local(node.peer)) {
     o.offered = true;
     // A rank that has not begun yet will look for itself when it does.
-    if (Execution* peer = gang->members[node.peer]; peer != nullptr && !peer->failed) OfferLocal(lane, node.transfer, peer);
+    if (Execution* peer = gang->members[node.peer]; peer != nullptr && !peer->failed)
+      OfferLocal(lane, node.transfer, peer);
     return;
   }
   std::vector<Span> spans = SlotSpans(node.src, node.chunk, r);
@@ -230,7 +208,8 @@ void Execution::OfferLocal(uint32_t lane, uint32_t transfer, Execution* to) {
     return to->OnOffer(nullptr, h, &one, 1, this);
   }
   std::vector<RemoteSpan> remote;
-  for (const Span& s : SlotSpans(node.src, node.chunk, r)) remote.push_back({reinterpret_cast<uint64_t>(s.data), s.size});
+  for (const Span& s : SlotSpans(node.src, node.chunk, r))
+    remote.push_back({reinterpret_cast<uint64_t>(s.data), s.size});
   to->OnOffer(nullptr, h, remote.data(), remote.size(), this);
 }
 
@@ -267,7 +246,8 @@ void Execution::Stream(uint32_t lane, uint32_t id) {
 
 Execution::InState* Execution::Expected(const Header& h, uint32_t* index, size_t bytes) {
   heard_[h.src] = true;
-  if (h.transfer >= plan_.recv_of_transfer.size() || h.lane >= lanes_ || plan_.recv_of_transfer[h.transfer] < 0) return nullptr;
+  if (h.transfer >= plan_.recv_of_transfer.size() || h.lane >= lanes_ || plan_.recv_of_transfer[h.transfer] < 0)
+    return nullptr;
   *index = static_cast<uint32_t>(plan_.recv_of_transfer[h.transfer]);
   const Incoming& incoming = plan_.incoming[*index];
   InState& s = in(h.lane, *index);
@@ -328,7 +308,8 @@ void Execution::OnReady(Link*, const Header& h) {
 
 std::vector<MutableSpan> Execution::DataTarget(Link* link, const Header& h) {
   heard_[h.src] = true;
-  if (h.transfer >= plan_.recv_of_transfer.size() || h.lane >= lanes_ || plan_.recv_of_transfer[h.transfer] < 0) return {};
+  if (h.transfer >= plan_.recv_of_transfer.size() || h.lane >= lanes_ || plan_.recv_of_transfer[h.transfer] < 0)
+    return {};
   auto i = static_cast<uint32_t>(plan_.recv_of_transfer[h.transfer]);
   InState& s = in(h.lane, i);
   const Incoming& incoming = plan_.incoming[i];
@@ -440,249 +421,6 @@ void Execution::NodeRan(uint32_t lane, uint32_t id) {
     }
   }
   NodeDone(lane, id);
-}
-
-uint8_t* Execution::Locate(const Slot& slot, uint32_t chunk, int64_t at, int64_t* elements) const {
-  if (slot.kind == SlotKind::kScratch) return scratch_[slot.scratch].get() + static_cast<size_t>(at - ranges_[chunk].begin) * WireSize(slot.wide);
-  const View& view = slot.kind == SlotKind::kInput ? request.input : request.output;
-  uint8_t* found = nullptr;
-  int64_t limit = *elements;
-  view.ForEach(slot.block, at, at + limit, [&](uint8_t* p, int64_t, int64_t m) {
-    if (found != nullptr) return;
-    found = p;
-    *elements = m;
-  });
-  return found;
-}
-
-std::vector<Span> Execution::SlotSpans(const Slot& slot, uint32_t chunk, Range r) const {
-  std::vector<Span> spans;
-  if (slot.kind == SlotKind::kScratch) {
-    int64_t m = r.size();
-    spans.push_back({Locate(slot, chunk, r.begin, &m), static_cast<size_t>(r.size()) * WireSize(slot.wide)});
-    return spans;
-  }
-  const View& view = slot.kind == SlotKind::kInput ? request.input : request.output;
-  view.ForEach(slot.block, r.begin, r.end, [&](uint8_t* p, int64_t, int64_t m) { spans.push_back({p, static_cast<size_t>(m) * element_size_}); });
-  return spans;
-}
-
-size_t Execution::TaskBytes(uint32_t lane, uint32_t id) const {
-  const Node& node = plan_.nodes[id];
-  return static_cast<size_t>(LaneOf(node.chunk, lane).size()) * element_size_ * (1 + node.num_in);
-}
-
-Status Execution::RunNode(uint32_t lane, uint32_t id) {
-  const Node& node = plan_.nodes[id];
-  switch (node.kind) {
-    case NodeKind::kVertex: return node.reduce ? ReduceIn(lane, node) : CopyIn(lane, node);
-    case NodeKind::kCopy: return CopySlot(node, LaneOf(node.chunk, lane));
-    case NodeKind::kZero: {
-      Range all = Program::LaneRange({0, request.output.block_elements}, static_cast<int>(lane), static_cast<int>(lanes_));
-      for (const Span& s : SlotSpans(node.dst, 0, all)) memset(const_cast<void*>(s.data), 0, s.size);
-      return {};
-    }
-    default: return {};
-  }
-}
-
-void Execution::CopyBytes(void* dst, const void* src, size_t bytes) const {
-  if (large_ && bytes >= kAroundFrom)
-    CopyAround(dst, src, bytes);
-  else
-    memcpy(dst, src, bytes);
-}
-
-Status Execution::CopySlot(const Node& node, Range r) {
-  for (int64_t at = r.begin; at < r.end;) {
-    int64_t m = r.end - at;
-    uint8_t* to = Locate(node.dst, node.chunk, at, &m);
-    uint8_t* from = Locate(node.src, node.chunk, at, &m);
-    if (to != from && node.dst.wide == node.src.wide)
-      CopyBytes(to, from, static_cast<size_t>(m) * WireSize(node.dst.wide));
-    else if (to != from)
-      Convert(request.dtype, to, node.dst.wide, from, node.src.wide, static_cast<size_t>(m));
-    at += m;
-  }
-  return {};
-}
-
-Status Execution::CopyIn(uint32_t lane, const Node& node) {
-  InState& s = in(lane, node.first_in);
-  if (s.state == In::kInPlace) return {};
-  Range r = LaneOf(node.chunk, lane);
-  int64_t begin_ns = NowNs();
-  const RemoteSpan* spans = s.more.empty() ? &s.first : s.more.data();
-  size_t count = s.more.empty() ? 1 : s.more.size(), at = 0;
-  for (const Span& to : SlotSpans(node.dst, node.chunk, r)) {
-    auto* dst = static_cast<uint8_t*>(const_cast<void*>(to.data));
-    if (s.state == In::kHeld) {
-      memcpy(dst, s.buffer.get() + at, to.size);
-    } else if (s.direct) {
-      for (size_t got = 0; got < to.size;) {
-        size_t left = 0;
-        const uint8_t* from = LocateSpan(spans, count, at + got, &left);
-        size_t take = std::min(left, to.size - got);
-        if (from == nullptr) return Status::Error("an offer is shorter than its transfer");
-        CopyBytes(dst + got, from, take);
-        got += take;
-      }
-    } else {
-      std::vector<RemoteSpan> part = SubSpans(spans, count, at, to.size);
-      JC_RETURN_IF_ERROR(s.link->Read(part.data(), part.size(), dst, to.size));
-    }
-    at += to.size;
-  }
-  if (s.state == In::kOffered) s.transfer_ns = NowNs() - begin_ns;
-  return {};
-}
-
-Status Execution::ReduceIn(uint32_t lane, const Node& node) {
-  Range r = LaneOf(node.chunk, lane);
-  if (r.size() == 0) return {};
-  bool has_own = node.src.kind != SlotKind::kNone, remote = false;
-  for (uint32_t k = 0; k < node.num_in; ++k) {
-    const InState& s = in(lane, node.first_in + k);
-    remote = remote || (s.state == In::kOffered && !s.direct);
-  }
-  static thread_local std::vector<uint8_t> bounce;
-  static thread_local std::vector<Source> sources;
-  const int64_t block = remote ? kBounceElements : r.size();
-  if (remote) bounce.resize(static_cast<size_t>(block) * sizeof(double) * 2 * node.num_in);
-  for (int64_t at = r.begin; at < r.end;) {
-    int64_t m = std::min(block, r.end - at);
-    uint8_t* dst = Locate(node.dst, node.chunk, at, &m);
-    uint8_t* own = has_own ? Locate(node.src, node.chunk, at, &m) : nullptr;
-    for (uint32_t k = 0; k < node.num_in; ++k) {
-      const InState& s = in(lane, node.first_in + k);
-      if (s.state != In::kOffered || !s.direct) continue;
-      size_t left = 0, wire = WireSize(plan_.incoming[node.first_in + k].wide);
-      LocateSpan(s.more.empty() ? &s.first : s.more.data(), s.more.empty() ? 1 : s.more.size(), static_cast<size_t>(at - r.begin) * wire, &left);
-      m = std::min(m, static_cast<int64_t>(left / wire));
-    }
-    if (m <= 0) return Status::Error("an offer is shorter than its transfer");
-    sources.clear();
-    int64_t local_begin = NowNs();
-    for (uint32_t k = 0; k < node.num_in; ++k) {
-      if (has_own && k == node.own_place) sources.push_back({own, node.src.wide});
-      InState& s = in(lane, node.first_in + k);
-      bool wide = plan_.incoming[node.first_in + k].wide;
-      size_t offset = static_cast<size_t>(at - r.begin) * WireSize(wide), size = static_cast<size_t>(m) * WireSize(wide);
-      const RemoteSpan* spans = s.more.empty() ? &s.first : s.more.data();
-      size_t count = s.more.empty() ? 1 : s.more.size(), left;
-      if (s.state == In::kHeld) {
-        sources.push_back({s.buffer.get() + offset, wide});
-      } else if (s.direct) {
-        sources.push_back({LocateSpan(spans, count, offset, &left), wide});
-      } else {
-        uint8_t* to = bounce.data() + static_cast<size_t>(block) * sizeof(double) * 2 * k;
-        int64_t begin = NowNs();
-        if (count == 1) {
-          RemoteSpan one{spans[0].address + offset, size};
-          JC_RETURN_IF_ERROR(s.link->Read(&one, 1, to, size));
-        } else {
-          std::vector<RemoteSpan> part = SubSpans(spans, count, offset, size);
-          JC_RETURN_IF_ERROR(s.link->Read(part.data(), part.size(), to, size));
-        }
-        s.transfer_ns += NowNs() - begin;
-        sources.push_back({to, wide});
-      }
-    }
-    if (has_own && node.own_place >= node.num_in) sources.push_back({own, node.src.wide});
-    Combine(request.dtype, request.reduce, dst, node.dst.wide, sources.data(), static_cast<int>(sources.size()), static_cast<size_t>(m));
-    if (!remote) {
-      // One pass read all sources together: each gets its share of the time.
-      int64_t share = (NowNs() - local_begin) / static_cast<int64_t>(sources.size());
-      for (uint32_t k = 0; k < node.num_in; ++k)
-        if (in(lane, node.first_in + k).state == In::kOffered) in(lane, node.first_in + k).transfer_ns += share;
-    }
-    at += m;
-  }
-  return {};
-}
-
-// Messages of the earliest unfinished step of a lane can't depend on anything that this rank has yet to do, so all of them may be waited
-// for together; those of later steps may.
-uint32_t Execution::Expecting() const {
-  uint32_t fewest = 0, acks = 0;
-  for (uint32_t lane = 0; lane < next_lane_; ++lane) {
-    if (lane_left_[lane] == 0) continue;
-    uint32_t count = 0;
-    int first_step = -1;
-    for (uint32_t id = 0; id < plan_.nodes.size(); ++id) {
-      const Node& node = plan_.nodes[id];
-      if (node.kind == NodeKind::kSend) {
-        const OutState& o = out_[size_t{lane} * num_sends_ + send_index_[id]];
-        acks += o.data_ready && !o.done ? 1 : 0;
-        continue;
-      }
-      uint32_t left = node.kind == NodeKind::kVertex ? missing_[size_t{lane} * plan_.nodes.size() + id] : 0;
-      if (left == 0) continue;
-      int step = program_.edges[plan_.incoming[node.first_in].edge].step;
-      if (first_step < 0 || step < first_step) {
-        first_step = step;
-        count = 0;
-      }
-      if (step == first_step) count += left;
-    }
-    if (count > 0 && (fewest == 0 || count < fewest)) fewest = count;
-  }
-  return std::max(1u, fewest > 0 ? fewest : acks);
-}
-
-std::string Execution::DescribeSignature(uint64_t s) {
-  return Format("%s %s %s[%llu]", KindName(static_cast<Kind>(s >> 60)), ReductionName(static_cast<Reduction>((s >> 56) & 15)),
-                DTypeName(static_cast<DType>((s >> 48) & 255)), static_cast<unsigned long long>((s >> 8) & 0xffffffffffull));
-}
-
-std::string Execution::Describe() const {
-  return Format("%s (call %u of its program) of rank %d in %s", DescribeSignature(signature_).c_str(),
-                static_cast<unsigned>(request.key.site & 0xffffffffu), request.rank, request.group->name.c_str());
-}
-
-void Execution::AddRecords(RecordBuffer* buffer, size_t* held) const {
-  static thread_local std::vector<Record> records;
-  static thread_local std::vector<std::pair<int64_t, int64_t>> spans;  // first byte, last byte
-  records.assign(plan_.record_edges.size(), Record{});
-  spans.assign(records.size(), {0, 0});
-  for (size_t k = 0; k < records.size(); ++k) {
-    const Edge& e = program_.edges[plan_.record_edges[k]];
-    Record& r = records[k];
-    r.comm = request.key.comm;
-    r.launch = request.key.launch;
-    r.site = request.key.site;
-    r.index = request.key.index;
-    r.start_ns = static_cast<uint64_t>(started_ns + WallOffsetNs());
-    r.version = static_cast<uint32_t>(plan_.table_version);
-    r.program = program_.id;
-    r.graph = static_cast<uint16_t>(e.graph);
-    r.step = e.step;
-    r.dst = static_cast<uint16_t>(request.rank);
-  }
-  for (uint32_t lane = 0; lane < lanes_; ++lane) {
-    for (uint32_t k = 0; k < plan_.incoming.size(); ++k) {
-      const Incoming& i = plan_.incoming[k];
-      const InState& s = in(lane, k);
-      Record& r = records[i.record];
-      r.src = i.peer;
-      r.bytes += TransferBytes(lane, plan_.nodes[plan_.node_of_incoming[k]].chunk, i.wide);
-      r.transfer_ns += static_cast<uint64_t>(std::max<int64_t>(0, s.transfer_ns));
-      if (s.arrive_ns == 0) continue;  // nothing to move
-      int64_t& first = spans[i.record].first;
-      first = first == 0 ? s.arrive_ns : std::min(first, s.arrive_ns);
-      spans[i.record].second = std::max(spans[i.record].second, std::max(s.done_ns, s.arrive_ns + s.transfer_ns));
-    }
-  }
-  // Lanes overlap: an edge can't have been moving for longer than from its first byte to its last. What is left of the time until the
-  // last byte was waiting, so that start + wait + transfer is when this end had everything.
-  for (size_t k = 0; k < records.size(); ++k) {
-    auto [first, last] = spans[k];
-    if (last == 0) continue;
-    Record& r = records[k];
-    r.transfer_ns = std::min(r.transfer_ns, static_cast<uint64_t>(last - first));
-    r.wait_ns = static_cast<uint64_t>(std::max<int64_t>(0, last - started_ns)) - std::min(r.transfer_ns, static_cast<uint64_t>(std::max<int64_t>(0, last - started_ns)));
-  }
-  *held = buffer->Add(records.data(), records.size());
 }
 
 }  // namespace jaxcoll

@@ -77,12 +77,13 @@ class Execution {
   bool heard(int rank) const { return heard_[static_cast<size_t>(rank)]; }
   uint64_t signature() const { return signature_; }
   Header MakeHeader(MessageType type, int to, uint32_t lane, uint32_t transfer) const;
-  std::string Describe() const;               // "all_reduce sum f32[1024] of rank 3 in data(8)"
-  // Which edge is waited for, and who is to blame for it. `rank`: whose turn it is as seen from here, -1: this rank's own.
+  std::string Describe() const;  // "all_reduce sum f32[1024] of rank 3 in data(8)"
+  // Which edge is waited for, and who is to blame for it. `rank`: whose turn it is as seen from here, -1: this rank's
+  // own.
   std::string Missing(int* rank) const;
   // The edge that this process still has to serve, empty if this operation can end without it.
   std::string Needs(int process) const;
-  std::string Where(uint32_t node) const;     // " (step 2, edge 1->3 of graph 0, ...)"
+  std::string Where(uint32_t node) const;  // " (step 2, edge 1->3 of graph 0, ...)"
   static std::string DescribeSignature(uint64_t signature);
   size_t TaskBytes(uint32_t lane, uint32_t node) const;
   // How many more messages must come before this operation can go on: a waiter need not be woken for fewer.
@@ -93,11 +94,11 @@ class Execution {
   Gang* gang = nullptr;
   Completion done;
   int64_t started_ns;
-  int64_t told_ns = 0;    // when the peers were last told whom we wait for
+  int64_t told_ns = 0;  // when the peers were last told whom we wait for
   bool warned = false;
   bool failed = false;
   std::string failure;
-  int running = 0;        // tasks of ours that run now, and reads of our memory by local peers
+  int running = 0;  // tasks of ours that run now, and reads of our memory by local peers
   // The caller may still be inside Engine::Start(): then completion is reported by its return value.
   struct Caller {
     bool inside = true;
@@ -113,8 +114,8 @@ class Execution {
     bool ready_sent = false;
     Link* link = nullptr;
     Execution* local_sender = nullptr;
-    bool direct = false;          // kOffered: the addresses are this process's own (a local sender, or a peer's slab)
-    RemoteSpan posted{0, 0};      // the block of the peer's slab, size 0: none
+    bool direct = false;      // kOffered: the addresses are this process's own (a local sender, or a peer's slab)
+    RemoteSpan posted{0, 0};  // the block of the peer's slab, size 0: none
     RemoteSpan first{0, 0};
     std::vector<RemoteSpan> more;
     std::unique_ptr<uint8_t[]> buffer;
@@ -136,9 +137,10 @@ class Execution {
   void DepsMet(uint32_t lane, uint32_t node);
   void IssueSend(uint32_t lane, uint32_t node);
   bool Post(Link* link, uint32_t lane, const Node& node, const std::vector<Span>& spans, size_t bytes);
-  InState* Expected(const Header& h, uint32_t* index, size_t bytes);  // the transfer that a message names, if it fits and is still awaited
+  InState* Expected(const Header& h, uint32_t* index,
+                    size_t bytes);  // the transfer that a message names, if it fits and is still awaited
   void Stream(uint32_t lane, uint32_t node);
-  void Accept(uint32_t lane, uint32_t i);       // tells a push sender that it may send
+  void Accept(uint32_t lane, uint32_t i);  // tells a push sender that it may send
   void Arrived(uint32_t lane, uint32_t i);
   void NodeDone(uint32_t lane, uint32_t node);
   bool InPlace(const Node& node) const { return !node.reduce && node.num_in == 1; }
@@ -163,20 +165,21 @@ class Execution {
   const Program& program_;
   size_t element_size_;
   uint64_t signature_;
-  bool large_ = false;                     // the result is larger than the caches
+  bool large_ = false;  // the result is larger than the caches
   uint32_t lanes_ = 1, window_ = 1, next_lane_ = 0;
   size_t num_sends_ = 0;
   size_t nodes_left_;
-  std::vector<Range> ranges_;              // [chunk]
-  std::vector<uint32_t> send_index_;       // [node]
+  std::vector<Range> ranges_;         // [chunk]
+  std::vector<uint32_t> send_index_;  // [node]
   std::vector<InState> in_;
   std::vector<OutState> out_;
   std::vector<uint32_t> deps_, missing_;
   std::vector<uint32_t> lane_left_;
   std::vector<std::unique_ptr<uint8_t[]>> scratch_;
-  std::vector<std::pair<Slab*, uint64_t>> posted_;  // [lane * values + value] blocks of the slab that hold it; held until the end
-  std::vector<bool> heard_;                // [rank] some message of this operation came from it
-  std::vector<int> waits_for_;             // [rank] whom it said it waits for, -1: nobody yet
+  std::vector<std::pair<Slab*, uint64_t>>
+      posted_;                  // [lane * values + value] blocks of the slab that hold it; held until the end
+  std::vector<bool> heard_;     // [rank] some message of this operation came from it
+  std::vector<int> waits_for_;  // [rank] whom it said it waits for, -1: nobody yet
 };
 
 }  // namespace jaxcoll

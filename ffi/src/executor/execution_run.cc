@@ -1,0 +1,213 @@
+// Moving and reducing bytes: what runs without the engine's mutex.
+#include <algorithm>
+#include <cstring>
+
+#include "executor/execution.h"
+
+namespace jaxcoll {
+namespace {
+
+constexpr int64_t kBounceElements =
+    16 << 10;  // of a remote source per pass: the bounce buffers of a fan-in stay in the L2 cache
+constexpr size_t kAroundFrom = size_t{32} << 10;
+
+// Where byte `at` of a list of spans lies, and how many bytes follow it there.
+const uint8_t* LocateSpan(const RemoteSpan* spans, size_t count, size_t at, size_t* left) {
+  for (size_t i = 0; i < count; ++i) {
+    if (at < spans[i].size) {
+      *left = spans[i].size - at;
+      return reinterpret_cast<const uint8_t*>(spans[i].address) + at;
+    }
+    at -= spans[i].size;
+  }
+  *left = 0;
+  return nullptr;
+}
+
+// Bytes [at, at + size) of a list of spans, as a list.
+std::vector<RemoteSpan> SubSpans(const RemoteSpan* spans, size_t count, size_t at, size_t size) {
+  std::vector<RemoteSpan> out;
+  for (size_t i = 0; i < count && size > 0; ++i) {
+    if (at >= spans[i].size) {
+      at -= spans[i].size;
+      continue;
+    }
+    size_t take = std::min<size_t>(spans[i].size - at, size);
+    out.push_back({spans[i].address + at, take});
+    at = 0;
+    size -= take;
+  }
+  return out;
+}
+
+}  // namespace
+
+uint8_t* Execution::Locate(const Slot& slot, uint32_t chunk, int64_t at, int64_t* elements) const {
+  if (slot.kind == SlotKind::kScratch)
+    return scratch_[slot.scratch].get() + static_cast<size_t>(at - ranges_[chunk].begin) * WireSize(slot.wide);
+  const View& view = slot.kind == SlotKind::kInput ? request.input : request.output;
+  uint8_t* found = nullptr;
+  int64_t limit = *elements;
+  view.ForEach(slot.block, at, at + limit, [&](uint8_t* p, int64_t, int64_t m) {
+    if (found != nullptr) return;
+    found = p;
+    *elements = m;
+  });
+  return found;
+}
+
+std::vector<Span> Execution::SlotSpans(const Slot& slot, uint32_t chunk, Range r) const {
+  std::vector<Span> spans;
+  if (slot.kind == SlotKind::kScratch) {
+    int64_t m = r.size();
+    spans.push_back({Locate(slot, chunk, r.begin, &m), static_cast<size_t>(r.size()) * WireSize(slot.wide)});
+    return spans;
+  }
+  const View& view = slot.kind == SlotKind::kInput ? request.input : request.output;
+  view.ForEach(slot.block, r.begin, r.end,
+               [&](uint8_t* p, int64_t, int64_t m) { spans.push_back({p, static_cast<size_t>(m) * element_size_}); });
+  return spans;
+}
+
+size_t Execution::TaskBytes(uint32_t lane, uint32_t id) const {
+  const Node& node = plan_.nodes[id];
+  return static_cast<size_t>(LaneOf(node.chunk, lane).size()) * element_size_ * (1 + node.num_in);
+}
+
+Status Execution::RunNode(uint32_t lane, uint32_t id) {
+  const Node& node = plan_.nodes[id];
+  switch (node.kind) {
+    case NodeKind::kVertex:
+      return node.reduce ? ReduceIn(lane, node) : CopyIn(lane, node);
+    case NodeKind::kCopy:
+      return CopySlot(node, LaneOf(node.chunk, lane));
+    case NodeKind::kZero: {
+      Range all =
+          Program::LaneRange({0, request.output.block_elements}, static_cast<int>(lane), static_cast<int>(lanes_));
+      for (const Span& s : SlotSpans(node.dst, 0, all)) memset(const_cast<void*>(s.data), 0, s.size);
+      return {};
+    }
+    default:
+      return {};
+  }
+}
+
+void Execution::CopyBytes(void* dst, const void* src, size_t bytes) const {
+  if (large_ && bytes >= kAroundFrom)
+    CopyAround(dst, src, bytes);
+  else
+    memcpy(dst, src, bytes);
+}
+
+Status Execution::CopySlot(const Node& node, Range r) {
+  for (int64_t at = r.begin; at < r.end;) {
+    int64_t m = r.end - at;
+    uint8_t* to = Locate(node.dst, node.chunk, at, &m);
+    uint8_t* from = Locate(node.src, node.chunk, at, &m);
+    if (to != from && node.dst.wide == node.src.wide)
+      CopyBytes(to, from, static_cast<size_t>(m) * WireSize(node.dst.wide));
+    else if (to != from)
+      Convert(request.dtype, to, node.dst.wide, from, node.src.wide, static_cast<size_t>(m));
+    at += m;
+  }
+  return {};
+}
+
+Status Execution::CopyIn(uint32_t lane, const Node& node) {
+  InState& s = in(lane, node.first_in);
+  if (s.state == In::kInPlace) return {};
+  Range r = LaneOf(node.chunk, lane);
+  int64_t begin_ns = NowNs();
+  const RemoteSpan* spans = s.more.empty() ? &s.first : s.more.data();
+  size_t count = s.more.empty() ? 1 : s.more.size(), at = 0;
+  for (const Span& to : SlotSpans(node.dst, node.chunk, r)) {
+    auto* dst = static_cast<uint8_t*>(const_cast<void*>(to.data));
+    if (s.state == In::kHeld) {
+      memcpy(dst, s.buffer.get() + at, to.size);
+    } else if (s.direct) {
+      for (size_t got = 0; got < to.size;) {
+        size_t left = 0;
+        const uint8_t* from = LocateSpan(spans, count, at + got, &left);
+        size_t take = std::min(left, to.size - got);
+        if (from == nullptr) return Status::Error("an offer is shorter than its transfer");
+        CopyBytes(dst + got, from, take);
+        got += take;
+      }
+    } else {
+      std::vector<RemoteSpan> part = SubSpans(spans, count, at, to.size);
+      JC_RETURN_IF_ERROR(s.link->Read(part.data(), part.size(), dst, to.size));
+    }
+    at += to.size;
+  }
+  if (s.state == In::kOffered) s.transfer_ns = NowNs() - begin_ns;
+  return {};
+}
+
+Status Execution::ReduceIn(uint32_t lane, const Node& node) {
+  Range r = LaneOf(node.chunk, lane);
+  if (r.size() == 0) return {};
+  bool has_own = node.src.kind != SlotKind::kNone, remote = false;
+  for (uint32_t k = 0; k < node.num_in; ++k) {
+    const InState& s = in(lane, node.first_in + k);
+    remote = remote || (s.state == In::kOffered && !s.direct);
+  }
+  static thread_local std::vector<uint8_t> bounce;
+  static thread_local std::vector<Source> sources;
+  const int64_t block = remote ? kBounceElements : r.size();
+  if (remote) bounce.resize(static_cast<size_t>(block) * sizeof(double) * 2 * node.num_in);
+  for (int64_t at = r.begin; at < r.end;) {
+    int64_t m = std::min(block, r.end - at);
+    uint8_t* dst = Locate(node.dst, node.chunk, at, &m);
+    uint8_t* own = has_own ? Locate(node.src, node.chunk, at, &m) : nullptr;
+    for (uint32_t k = 0; k < node.num_in; ++k) {
+      const InState& s = in(lane, node.first_in + k);
+      if (s.state != In::kOffered || !s.direct) continue;
+      size_t left = 0, wire = WireSize(plan_.incoming[node.first_in + k].wide);
+      LocateSpan(s.more.empty() ? &s.first : s.more.data(), s.more.empty() ? 1 : s.more.size(),
+                 static_cast<size_t>(at - r.begin) * wire, &left);
+      m = std::min(m, static_cast<int64_t>(left / wire));
+    }
+    if (m <= 0) return Status::Error("an offer is shorter than its transfer");
+    sources.clear();
+    int64_t local_begin = NowNs();
+    for (uint32_t k = 0; k < node.num_in; ++k) {
+      if (has_own && k == node.own_place) sources.push_back({own, node.src.wide});
+      InState& s = in(lane, node.first_in + k);
+      bool wide = plan_.incoming[node.first_in + k].wide;
+      size_t offset = static_cast<size_t>(at - r.begin) * WireSize(wide),
+             size = static_cast<size_t>(m) * WireSize(wide);
+      const RemoteSpan* spans = s.more.empty() ? &s.first : s.more.data();
+      size_t count = s.more.empty() ? 1 : s.more.size(), left;
+      if (s.state == In::kHeld) {
+        sources.push_back({s.buffer.get() + offset, wide});
+      } else if (s.direct) {
+        sources.push_back({LocateSpan(spans, count, offset, &left), wide});
+      } else {
+        uint8_t* to = bounce.data() + static_cast<size_t>(block) * sizeof(double) * 2 * k;
+        int64_t begin = NowNs();
+        if (count == 1) {
+          RemoteSpan one{spans[0].address + offset, size};
+          JC_RETURN_IF_ERROR(s.link->Read(&one, 1, to, size));
+        } else {
+          std::vector<RemoteSpan> part = SubSpans(spans, count, offset, size);
+          JC_RETURN_IF_ERROR(s.link->Read(part.data(), part.size(), to, size));
+        }
+        s.transfer_ns += NowNs() - begin;
+        sources.push_back({to, wide});
+      }
+    }
+    if (has_own && node.own_place >= node.num_in) sources.push_back({own, node.src.wide});
+    Combine(request.dtype, request.reduce, dst, node.dst.wide, sources.data(), static_cast<int>(sources.size()),
+            static_cast<size_t>(m));
+    if (!remote) {
+      // One pass read all sources together: each gets its share of the time.
+      int64_t share = (NowNs() - local_begin) / static_cast<int64_t>(sources.size());
+      for (uint32_t k = 0; k < node.num_in; ++k)
+        if (in(lane, node.first_in + k).state == In::kOffered) in(lane, node.first_in + k).transfer_ns += share;
+    }
+    at += m;
+  }
+  return {};
+}
+
+}  // namespace jaxcoll
