@@ -26,11 +26,11 @@ from jaxcoll.tuner import Decision
 
 log = logging.getLogger("jaxcoll")
 
-REST = 3.0  # after thinking for a second, it thinks of nothing for so many: at most a quarter of a core is used
+REST = 7.0  # after thinking for a second, it thinks of nothing for so many: at most an eighth of a core is used
 _LIMIT_PER_S = 4_000  # records; above it epochs are sampled: a policy looks at a few dozen a second at most
 _KEPT = 100_000  # records
 _STATUS_S = 1.0
-_NICE = 5
+_NICE = 10
 _MESSAGES = 256  # taken before thinking again
 
 Out = list[tuple[Any, ...]]
