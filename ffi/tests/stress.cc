@@ -1,5 +1,6 @@
-// Worlds in one process, joined by shared memory and by socket pairs, under load from many threads: what the sanitizers look at, without
-// Python in between. Every round runs sums of random sizes and types of schedules, checks every element, and the last one loses a process.
+// Worlds in one process, joined by shared memory and by socket pairs, under load from many threads: what the sanitizers
+// look at, without Python in between. Every round runs sums of random sizes and types of schedules, checks every
+// element, and the last one loses a process.
 //
 //   jaxcoll_stress [seconds] [seed]
 #include <fcntl.h>
@@ -62,11 +63,17 @@ struct FlatEdge {
 };
 
 // A program whose graphs each move one chunk.
-std::vector<uint8_t> Encode(const char* name, uint16_t steps, uint16_t lanes, const std::vector<std::vector<FlatEdge>>& graphs) {
+std::vector<uint8_t> Encode(const char* name, uint16_t steps, uint16_t lanes,
+                            const std::vector<std::vector<FlatEdge>>& graphs) {
   uint32_t edges = 0;
   for (const auto& g : graphs) edges += static_cast<uint32_t>(g.size());
   Bytes b;
-  b.Put(uint8_t{0}).Put(uint8_t{0}).Put(uint16_t{kRanks}).Put(int16_t{-1}).Put(steps).Put(static_cast<uint16_t>(graphs.size()));
+  b.Put(uint8_t{0})
+      .Put(uint8_t{0})
+      .Put(uint16_t{kRanks})
+      .Put(int16_t{-1})
+      .Put(steps)
+      .Put(static_cast<uint16_t>(graphs.size()));
   b.Put(lanes).Put(static_cast<uint32_t>(graphs.size())).Put(edges).Put(edges).Put(static_cast<uint16_t>(strlen(name)));
   b.data.insert(b.data.end(), name, name + strlen(name));
   while ((16 + b.data.size()) % 4 != 0) b.Put(uint8_t{0});
@@ -78,12 +85,16 @@ std::vector<uint8_t> Encode(const char* name, uint16_t steps, uint16_t lanes, co
   }
   uint32_t ref = 0;
   for (const auto& g : graphs)
-    for (const FlatEdge& e : g) b.Put(e.step).Put(e.src).Put(e.dst).Put(e.op).Put(uint8_t{0}).Put(ref++).Put(uint32_t{1});
+    for (const FlatEdge& e : g)
+      b.Put(e.step).Put(e.src).Put(e.dst).Put(e.op).Put(uint8_t{0}).Put(ref++).Put(uint32_t{1});
   for (uint32_t c = 0; c < graphs.size(); ++c)
     for (size_t i = 0; i < graphs[c].size(); ++i) b.Put(c);
   Bytes blob;
   blob.data = {'J', 'X', 'C', 'P'};
-  blob.Put(uint16_t{1}).Put(uint16_t{0}).Put(static_cast<uint32_t>(16 + b.data.size())).Put(Crc32(b.data.data(), b.data.size()));
+  blob.Put(uint16_t{1})
+      .Put(uint16_t{0})
+      .Put(static_cast<uint32_t>(16 + b.data.size()))
+      .Put(Crc32(b.data.data(), b.data.size()));
   blob.data.insert(blob.data.end(), b.data.begin(), b.data.end());
   return blob.data;
 }
@@ -93,7 +104,8 @@ std::vector<uint8_t> Ring() {
   std::vector<std::vector<FlatEdge>> graphs(kRanks);
   for (uint16_t c = 0; c < kRanks; ++c)
     for (uint16_t t = 0; t < 2 * (kRanks - 1); ++t)
-      graphs[c].push_back({t, static_cast<uint16_t>((c + t) % kRanks), static_cast<uint16_t>((c + t + 1) % kRanks), uint8_t(t < kRanks - 1)});
+      graphs[c].push_back({t, static_cast<uint16_t>((c + t) % kRanks), static_cast<uint16_t>((c + t + 1) % kRanks),
+                           uint8_t(t < kRanks - 1)});
   return Encode("ring", 2 * (kRanks - 1), 2, graphs);
 }
 
@@ -116,7 +128,9 @@ struct Cluster {
   std::atomic<int64_t> keys{1};
 };
 
-bool Near(Join join, int a, int b) { return join == Join::kShm || join == Join::kShmRing || (join == Join::kMixed && a / 2 == b / 2); }
+bool Near(Join join, int a, int b) {
+  return join == Join::kShm || join == Join::kShmRing || (join == Join::kMixed && a / 2 == b / 2);
+}
 
 void JoinShm(Cluster* c, Join join) {
   std::array<int, kRanks> fds{};
@@ -163,7 +177,8 @@ void Open(Cluster* c, Join join) {
   o.landing_bytes = 256 << 10;
   for (int p = 0; p < kRanks; ++p) {
     c->worlds[p] = jc_world_create(&o, kRanks, p);
-    for (int64_t d = 0; d < kRanks; ++d) Check(jc_world_add_devices(c->worlds[p], static_cast<int>(d), &d, 1) == 0, "devices");
+    for (int64_t d = 0; d < kRanks; ++d)
+      Check(jc_world_add_devices(c->worlds[p], static_cast<int>(d), &d, 1) == 0, "devices");
   }
   if (join != Join::kTcp) JoinShm(c, join);
   JoinTcp(c, join);
@@ -208,7 +223,8 @@ void Begin(Cluster* c, int rank, int64_t key, int64_t launch, int64_t site, int6
   s->out.assign(static_cast<size_t>(n), -1);
   void* in = s->in.data();
   void* out = s->out.data();
-  s->op = jc_op_start(c->worlds[rank], rank, launch, kAllReduce, kSum, kS32, site, key, kDevices, kRanks, 1, 1, &in, &out, &n);
+  s->op = jc_op_start(c->worlds[rank], rank, launch, kAllReduce, kSum, kS32, site, key, kDevices, kRanks, 1, 1, &in,
+                      &out, &n);
 }
 
 // Whether it succeeded; a sum that succeeds must be right.
@@ -264,7 +280,8 @@ void Swap(Cluster* c, int64_t key, uint64_t version, int64_t launch) {
   for (int p = 0; p < kRanks; ++p)
     Check(jc_set_stage(c->worlds[p], group, key, version, c->programs[p][version % 2], nullptr, 0) == 0, "stage");
   for (int p = 0; p < kRanks; ++p)
-    Check(jc_set_propose(c->worlds[p], group, key, version, sites.data(), launches.data(), indices.data(), 8) == 0, "propose");
+    Check(jc_set_propose(c->worlds[p], group, key, version, sites.data(), launches.data(), indices.data(), 8) == 0,
+          "propose");
   for (int p = 0; p < kRanks; ++p) Check(jc_set_decide(c->worlds[p], group, key, version, 1) == 0, "decide");
 }
 
@@ -302,7 +319,8 @@ void Run(Join join, double seconds, uint64_t seed) {
     if (swapper.joinable()) swapper.join();
     ++launch;
     clock_gettime(CLOCK_MONOTONIC, &now);
-  } while (static_cast<double>(now.tv_sec - begin.tv_sec) + static_cast<double>(now.tv_nsec - begin.tv_nsec) * 1e-9 < seconds);
+  } while (static_cast<double>(now.tv_sec - begin.tv_sec) + static_cast<double>(now.tv_nsec - begin.tv_nsec) * 1e-9 <
+           seconds);
   LoseOne(&c, key, launch + 1);
   Close(&c);
   printf("join %d: %lld launches, %llu tables\n", static_cast<int>(join), static_cast<long long>(launch - 1),
@@ -314,6 +332,7 @@ void Run(Join join, double seconds, uint64_t seed) {
 int main(int argc, char** argv) {
   double seconds = argc > 1 ? atof(argv[1]) : 2;
   uint64_t seed = argc > 2 ? strtoull(argv[2], nullptr, 10) : 1;
-  for (Join join : {Join::kShm, Join::kShmRing, Join::kTcp, Join::kMixed}) Run(join, seconds / 4, seed + static_cast<uint64_t>(join));
+  for (Join join : {Join::kShm, Join::kShmRing, Join::kTcp, Join::kMixed})
+    Run(join, seconds / 4, seed + static_cast<uint64_t>(join));
   return 0;
 }

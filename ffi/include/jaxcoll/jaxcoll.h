@@ -1,7 +1,9 @@
-/* The C interface of libjaxcoll: what Python binds with cffi. (The XLA FFI handlers are exported beside it and registered by address.)
+/* The C interface of libjaxcoll: what Python binds with cffi. (The XLA FFI handlers are exported beside it and
+ * registered by address.)
  *
- * Conventions: functions that can fail return 0 (or a handle >= 0) for success and -1 for failure; jc_last_error() then tells why, on the
- * same thread. Nothing here throws, nothing blocks except jc_op_wait (bounded by its time-out) and jc_world_stop.
+ * Conventions: functions that can fail return 0 (or a handle >= 0) for success and -1 for failure; jc_last_error() then
+ * tells why, on the same thread. Nothing here throws, nothing blocks except jc_op_wait (bounded by its time-out) and
+ * jc_world_stop.
  */
 #ifndef JAXCOLL_JAXCOLL_H_
 #define JAXCOLL_JAXCOLL_H_
@@ -45,9 +47,9 @@ void jc_world_stop(jc_world* w);
 void jc_world_free(jc_world* w);
 const char* jc_world_link_name(jc_world* w, int process);
 int64_t jc_world_open_operations(jc_world* w);
-int jc_world_pump(jc_world* w);  /* without threads: one round of work */
+int jc_world_pump(jc_world* w); /* without threads: one round of work */
 void jc_world_tick(jc_world* w);
-void jc_world_use(jc_world* w);  /* the world of the XLA handlers */
+void jc_world_use(jc_world* w); /* the world of the XLA handlers */
 
 jc_fake* jc_fake_create(uint64_t seed, int can_read);
 int jc_fake_step(jc_fake* net);
@@ -58,33 +60,37 @@ void jc_fake_free(jc_fake* net);
 int64_t jc_program_load(jc_world* w, const uint8_t* bytes, size_t size);
 int jc_program_check(const uint8_t* bytes, size_t size, const uint8_t* table, size_t table_size);
 /* The set of one communicator, named by its devices in the order of ranks. Defining it again changes nothing. */
-int jc_set_define(jc_world* w, int64_t set_key, const int64_t* devices, int ranks, const int64_t* programs, int count, int chosen);
+int jc_set_define(jc_world* w, int64_t set_key, const int64_t* devices, int ranks, const int64_t* programs, int count,
+                  int chosen);
 uint64_t jc_group_id(const int64_t* devices, int count);
 
 /* Tables: staged, proposed, decided (communicator/schedule_set.h). Groups are named by their devices' id. */
-int jc_set_stage(jc_world* w, uint64_t group, int64_t set_key, uint64_t version, int64_t program, const uint8_t* table, size_t size);
-int jc_set_started(jc_world* w, uint64_t group, int64_t set_key, uint64_t* sites, int64_t* launches, uint32_t* indices, int max);
-int jc_set_propose(jc_world* w, uint64_t group, int64_t set_key, uint64_t version, const uint64_t* sites, const int64_t* launches,
-                   const uint32_t* indices, int count);
+int jc_set_stage(jc_world* w, uint64_t group, int64_t set_key, uint64_t version, int64_t program, const uint8_t* table,
+                 size_t size);
+int jc_set_started(jc_world* w, uint64_t group, int64_t set_key, uint64_t* sites, int64_t* launches, uint32_t* indices,
+                   int max);
+int jc_set_propose(jc_world* w, uint64_t group, int64_t set_key, uint64_t version, const uint64_t* sites,
+                   const int64_t* launches, const uint32_t* indices, int count);
 int jc_set_decide(jc_world* w, uint64_t group, int64_t set_key, uint64_t version, int commit);
 int64_t jc_set_version(jc_world* w, uint64_t group, int64_t set_key);
 int64_t jc_set_waiting(jc_world* w, uint64_t group, int64_t set_key);
 
 /* An operation without XLA (tests, benchmarks). Leaf i has counts[i] elements a block. */
-jc_op* jc_op_start(jc_world* w, int64_t device, int64_t launch, int32_t kind, int32_t reduce, int32_t dtype, int64_t site, int64_t set_key,
-                   const int64_t* devices, int32_t group_size, int32_t groups, int leaves, void* const* inputs, void* const* outputs,
-                   const int64_t* counts);
-int jc_op_wait(jc_op* op, int64_t timeout_ns);  /* 0 done, -1 failed, 1 not yet */
+jc_op* jc_op_start(jc_world* w, int64_t device, int64_t launch, int32_t kind, int32_t reduce, int32_t dtype,
+                   int64_t site, int64_t set_key, const int64_t* devices, int32_t group_size, int32_t groups,
+                   int leaves, void* const* inputs, void* const* outputs, const int64_t* counts);
+int jc_op_wait(jc_op* op, int64_t timeout_ns); /* 0 done, -1 failed, 1 not yet */
 void jc_op_free(jc_op* op);
 
-/* Records (80 bytes each, telemetry/record.h). The callback comes from whichever thread filled the buffer to `threshold`, and must only
- * wake somebody. */
+/* Records (80 bytes each, telemetry/record.h). The callback comes from whichever thread filled the buffer to
+ * `threshold`, and must only wake somebody. */
 int64_t jc_records_drain(jc_world* w, void* out, int64_t max, uint64_t* dropped);
 void jc_records_enable(jc_world* w, int on);
 void jc_records_notify(jc_world* w, void (*wake)(void*), void* arg, int64_t threshold);
 
 /* Reduces n elements of `count` sources (tests). */
-int jc_combine(int32_t dtype, int32_t reduce, void* dst, int dst_wide, const void* const* sources, const int* wide, int count, size_t n);
+int jc_combine(int32_t dtype, int32_t reduce, void* dst, int dst_wide, const void* const* sources, const int* wide,
+               int count, size_t n);
 
 #pragma GCC visibility pop
 

@@ -2,9 +2,8 @@
 #ifndef JAXCOLL_BASE_CLOCK_H_
 #define JAXCOLL_BASE_CLOCK_H_
 
-#include <ctime>
-
 #include <cstdint>
+#include <ctime>
 
 namespace jaxcoll {
 

@@ -27,8 +27,7 @@ class [[nodiscard]] Status {
 #if defined(__GNUC__)
 __attribute__((format(printf, 1, 2)))
 #endif
-inline std::string
-Format(const char* format, ...) {
+inline std::string Format(const char* format, ...) {
   char stack[512];
   va_list args;
   va_start(args, format);
@@ -48,9 +47,9 @@ Format(const char* format, ...) {
   return out;
 }
 
-#define JC_RETURN_IF_ERROR(expr)            \
-  do {                                      \
-    ::jaxcoll::Status jc_status_ = (expr);  \
+#define JC_RETURN_IF_ERROR(expr)             \
+  do {                                       \
+    ::jaxcoll::Status jc_status_ = (expr);   \
     if (!jc_status_.ok()) return jc_status_; \
   } while (0)
 

@@ -1,5 +1,3 @@
-#include "jaxcoll/jaxcoll.h"
-
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
@@ -7,6 +5,7 @@
 
 #include "communicator/c_api_internal.h"
 #include "communicator/world.h"
+#include "jaxcoll/jaxcoll.h"
 
 using jaxcoll::Status;
 
@@ -81,14 +80,18 @@ int jc_world_add_devices(jc_world* w, int process, const int64_t* devices, int c
 }
 
 size_t jc_shm_segment_bytes(int places) { return jaxcoll::ShmTransport::SegmentBytes(places); }
-int jc_world_shm_create(jc_world* w, int fd, int places, int place) { return Report(w->world->CreateShm(fd, places, place)); }
+int jc_world_shm_create(jc_world* w, int fd, int places, int place) {
+  return Report(w->world->CreateShm(fd, places, place));
+}
 int jc_world_shm_peer(jc_world* w, int process, int fd, int place, int pid, int allow_read) {
   return Report(w->world->AddShmPeer(process, fd, place, pid, allow_read != 0));
 }
 int jc_world_tcp_peer(jc_world* w, int process, const int* fds, int count, int carries_data) {
   return Report(w->world->AddTcpPeer(process, std::vector<int>(fds, fds + count), carries_data != 0));
 }
-int jc_world_fake_peer(jc_world* w, jc_fake* net, int process) { return Report(w->world->AddFakePeer(&net->net, process)); }
+int jc_world_fake_peer(jc_world* w, jc_fake* net, int process) {
+  return Report(w->world->AddFakePeer(&net->net, process));
+}
 int jc_world_start(jc_world* w) { return Report(w->world->Start()); }
 void jc_world_stop(jc_world* w) { w->world->Stop(); }
 void jc_world_free(jc_world* w) {
@@ -102,7 +105,9 @@ int64_t jc_world_open_operations(jc_world* w) {
 }
 int jc_world_pump(jc_world* w) { return w->world->engine()->Pump() ? 1 : 0; }
 void jc_world_tick(jc_world* w) { w->world->engine()->Tick(); }
-void jc_world_use(jc_world* w) { current_world.store(w == nullptr ? nullptr : w->world.get(), std::memory_order_release); }
+void jc_world_use(jc_world* w) {
+  current_world.store(w == nullptr ? nullptr : w->world.get(), std::memory_order_release);
+}
 
 jc_fake* jc_fake_create(uint64_t seed, int can_read) { return new jc_fake{jaxcoll::FakeNetwork(seed, can_read != 0)}; }
 int jc_fake_step(jc_fake* net) { return net->net.Step() ? 1 : 0; }
@@ -126,18 +131,23 @@ int jc_program_check(const uint8_t* bytes, size_t size, const uint8_t* table, si
   return Report(jaxcoll::Validate(program, t));
 }
 
-int jc_set_define(jc_world* w, int64_t set_key, const int64_t* devices, int ranks, const int64_t* programs, int count, int chosen) {
-  return Report(w->world->DefineSet(set_key, devices, static_cast<size_t>(ranks), std::vector<int64_t>(programs, programs + count),
-                                    static_cast<size_t>(chosen)));
+int jc_set_define(jc_world* w, int64_t set_key, const int64_t* devices, int ranks, const int64_t* programs, int count,
+                  int chosen) {
+  return Report(w->world->DefineSet(set_key, devices, static_cast<size_t>(ranks),
+                                    std::vector<int64_t>(programs, programs + count), static_cast<size_t>(chosen)));
 }
 
-uint64_t jc_group_id(const int64_t* devices, int count) { return jaxcoll::GroupId(devices, static_cast<size_t>(count)); }
+uint64_t jc_group_id(const int64_t* devices, int count) {
+  return jaxcoll::GroupId(devices, static_cast<size_t>(count));
+}
 
-int jc_set_stage(jc_world* w, uint64_t group, int64_t set_key, uint64_t version, int64_t program, const uint8_t* table, size_t size) {
+int jc_set_stage(jc_world* w, uint64_t group, int64_t set_key, uint64_t version, int64_t program, const uint8_t* table,
+                 size_t size) {
   return Report(w->world->Stage(group, set_key, version, program, table, size));
 }
 
-int jc_set_started(jc_world* w, uint64_t group, int64_t set_key, uint64_t* sites, int64_t* launches, uint32_t* indices, int max) {
+int jc_set_started(jc_world* w, uint64_t group, int64_t set_key, uint64_t* sites, int64_t* launches, uint32_t* indices,
+                   int max) {
   auto set = w->world->FindSet(group, set_key);
   if (set == nullptr) return 0;
   int n = 0;
@@ -152,8 +162,8 @@ int jc_set_started(jc_world* w, uint64_t group, int64_t set_key, uint64_t* sites
   return n;
 }
 
-int jc_set_propose(jc_world* w, uint64_t group, int64_t set_key, uint64_t version, const uint64_t* sites, const int64_t* launches,
-                   const uint32_t* indices, int count) {
+int jc_set_propose(jc_world* w, uint64_t group, int64_t set_key, uint64_t version, const uint64_t* sites,
+                   const int64_t* launches, const uint32_t* indices, int count) {
   auto set = w->world->FindSet(group, set_key);
   if (set == nullptr) return Report(NoSet());
   std::map<uint64_t, jaxcoll::Place> points;
@@ -176,9 +186,9 @@ int64_t jc_set_waiting(jc_world* w, uint64_t group, int64_t set_key) {
   return set == nullptr ? 0 : static_cast<int64_t>(set->waiting());
 }
 
-jc_op* jc_op_start(jc_world* w, int64_t device, int64_t launch, int32_t kind, int32_t reduce, int32_t dtype, int64_t site, int64_t set_key,
-                   const int64_t* devices, int32_t group_size, int32_t groups, int leaves, void* const* inputs, void* const* outputs,
-                   const int64_t* counts) {
+jc_op* jc_op_start(jc_world* w, int64_t device, int64_t launch, int32_t kind, int32_t reduce, int32_t dtype,
+                   int64_t site, int64_t set_key, const int64_t* devices, int32_t group_size, int32_t groups,
+                   int leaves, void* const* inputs, void* const* outputs, const int64_t* counts) {
   jaxcoll::Call call;
   call.kind = static_cast<jaxcoll::Kind>(kind);
   call.reduce = static_cast<jaxcoll::Reduction>(reduce);
@@ -215,7 +225,8 @@ void jc_op_free(jc_op* op) { delete op; }
 
 int64_t jc_records_drain(jc_world* w, void* out, int64_t max, uint64_t* dropped) {
   if (w->world->engine() == nullptr) return 0;
-  return static_cast<int64_t>(w->world->engine()->records().DrainTo(static_cast<jaxcoll::Record*>(out), static_cast<size_t>(max), dropped));
+  return static_cast<int64_t>(
+      w->world->engine()->records().DrainTo(static_cast<jaxcoll::Record*>(out), static_cast<size_t>(max), dropped));
 }
 
 void jc_records_enable(jc_world* w, int on) { w->world->engine()->set_record(on != 0); }
@@ -226,7 +237,8 @@ void jc_records_notify(jc_world* w, void (*wake)(void*), void* arg, int64_t thre
   w->world->engine()->SetRecordSink(std::move(f), static_cast<size_t>(threshold));
 }
 
-int jc_combine(int32_t dtype, int32_t reduce, void* dst, int dst_wide, const void* const* sources, const int* wide, int count, size_t n) {
+int jc_combine(int32_t dtype, int32_t reduce, void* dst, int dst_wide, const void* const* sources, const int* wide,
+               int count, size_t n) {
   auto type = static_cast<jaxcoll::DType>(dtype);
   auto op = static_cast<jaxcoll::Reduction>(reduce);
   if (!jaxcoll::CanReduce(type, op)) return Report(Status::Error("no such reduction"));

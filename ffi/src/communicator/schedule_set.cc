@@ -12,7 +12,8 @@ constexpr size_t kCommitsKept = 64;
 
 }  // namespace
 
-ScheduleSet::ScheduleSet(std::vector<std::shared_ptr<const Program>> programs, size_t chosen) : programs_(std::move(programs)) {
+ScheduleSet::ScheduleSet(std::vector<std::shared_ptr<const Program>> programs, size_t chosen)
+    : programs_(std::move(programs)) {
   auto v = std::make_shared<Version>();
   v->number = 0;
   v->program = programs_[chosen];
@@ -49,7 +50,8 @@ std::shared_ptr<const Plan> ScheduleSet::Resolve(uint64_t site, Place place, int
   return Find(site, place, rank, wide);
 }
 
-Status ScheduleSet::Stage(uint64_t version, std::shared_ptr<const Program> program, Table table, const std::vector<int>& ranks, bool wide) {
+Status ScheduleSet::Stage(uint64_t version, std::shared_ptr<const Program> program, Table table,
+                          const std::vector<int>& ranks, bool wide) {
   JC_RETURN_IF_ERROR(Validate(*program, table));
   auto v = std::make_shared<Version>();
   v->number = version;
@@ -63,7 +65,8 @@ Status ScheduleSet::Stage(uint64_t version, std::shared_ptr<const Program> progr
   }
   std::lock_guard<std::mutex> lock(mu_);
   if (version <= commits_.back().version->number)
-    return Status::Error(Format("table version %llu is not newer than %llu, which is in force", static_cast<unsigned long long>(version),
+    return Status::Error(Format("table version %llu is not newer than %llu, which is in force",
+                                static_cast<unsigned long long>(version),
                                 static_cast<unsigned long long>(commits_.back().version->number)));
   staged_[version] = std::move(v);
   return {};
@@ -77,12 +80,14 @@ std::map<uint64_t, Place> ScheduleSet::Started() {
 Status ScheduleSet::Propose(uint64_t version, const std::map<uint64_t, Place>& points) {
   std::lock_guard<std::mutex> lock(mu_);
   auto it = staged_.find(version);
-  if (it == staged_.end()) return Status::Error(Format("table version %llu is not staged", static_cast<unsigned long long>(version)));
+  if (it == staged_.end())
+    return Status::Error(Format("table version %llu is not staged", static_cast<unsigned long long>(version)));
   if (proposal_) return Status::Error("another table waits for its verdict");
   for (const auto& [site, last] : started_) {
     auto point = points.find(site);
     if (point == points.end() || !last.Before(point->second))
-      return Status::Error(Format("call site %llx has gone past the proposed execution", static_cast<unsigned long long>(site)));
+      return Status::Error(
+          Format("call site %llx has gone past the proposed execution", static_cast<unsigned long long>(site)));
   }
   proposal_ = Commit{it->second, points};
   return {};
@@ -119,7 +124,8 @@ void ScheduleSet::Expire(int64_t since_ns) {
   std::vector<Waiting> over;
   {
     std::lock_guard<std::mutex> lock(mu_);
-    auto late = std::stable_partition(waiting_.begin(), waiting_.end(), [&](const Waiting& w) { return w.since_ns > since_ns; });
+    auto late = std::stable_partition(waiting_.begin(), waiting_.end(),
+                                      [&](const Waiting& w) { return w.since_ns > since_ns; });
     over.assign(std::make_move_iterator(late), std::make_move_iterator(waiting_.end()));
     waiting_.erase(late, waiting_.end());
   }

@@ -1,8 +1,11 @@
-// The schedule set of one (communicator, collective, size class): programs, the table in force, and how a new one comes into force.
+// The schedule set of one (communicator, collective, size class): programs, the table in force, and how a new one comes
+// into force.
 //
-// Executions of a call site have an order that is the same on every rank: (launch, index). A commit names, per call site, the first
-// execution that uses the new version; before that point ranks may run ahead or behind as they like. A commit comes in two steps:
-//   Propose: the rank promises not to begin an execution at or after the points until the verdict is known (it refuses if it already
+// Executions of a call site have an order that is the same on every rank: (launch, index). A commit names, per call
+// site, the first execution that uses the new version; before that point ranks may run ahead or behind as they like. A
+// commit comes in two steps:
+//   Propose: the rank promises not to begin an execution at or after the points until the verdict is known (it refuses
+//   if it already
 //            has); executions before the points go on, so with a margin nothing pauses;
 //   Decide:  the points come into force, or are forgotten.
 #ifndef JAXCOLL_COMMUNICATOR_SCHEDULE_SET_H_
@@ -35,21 +38,24 @@ class ScheduleSet {
  public:
   ScheduleSet(std::vector<std::shared_ptr<const Program>> programs, size_t chosen);
 
-  // The plan for an execution of a local rank, or null: it must wait for a verdict, and `start` will be called after it. Without a
-  // plan if no verdict comes (Expire).
-  std::shared_ptr<const Plan> Resolve(uint64_t site, Place place, int rank, bool wide, std::function<void(std::shared_ptr<const Plan>)> start);
+  // The plan for an execution of a local rank, or null: it must wait for a verdict, and `start` will be called after
+  // it. Without a plan if no verdict comes (Expire).
+  std::shared_ptr<const Plan> Resolve(uint64_t site, Place place, int rank, bool wide,
+                                      std::function<void(std::shared_ptr<const Plan>)> start);
 
   // Checks a table, makes its plans for these ranks. Nothing is in force yet.
-  Status Stage(uint64_t version, std::shared_ptr<const Program> program, Table table, const std::vector<int>& ranks, bool wide);
+  Status Stage(uint64_t version, std::shared_ptr<const Program> program, Table table, const std::vector<int>& ranks,
+               bool wide);
   // The last execution begun of every call site.
   std::map<uint64_t, Place> Started();
   Status Propose(uint64_t version, const std::map<uint64_t, Place>& points);
   // Brings the proposal into force, or drops it; starts what waited. Deciding twice is an error.
   Status Decide(uint64_t version, bool commit);
-  // Ends the waiting of executions that wait for a verdict since before `since_ns`: they get no plan. The proposal stands.
+  // Ends the waiting of executions that wait for a verdict since before `since_ns`: they get no plan. The proposal
+  // stands.
   void Expire(int64_t since_ns);
 
-  uint64_t version();             // newest in force
+  uint64_t version();  // newest in force
   size_t waiting();
   std::vector<uint64_t> versions();
   const std::vector<std::shared_ptr<const Program>>& programs() const { return programs_; }
@@ -79,7 +85,7 @@ class ScheduleSet {
 
   const std::vector<std::shared_ptr<const Program>> programs_;
   std::mutex mu_;
-  std::vector<Commit> commits_;         // in force, oldest first; [0] holds the initial version
+  std::vector<Commit> commits_;  // in force, oldest first; [0] holds the initial version
   std::optional<Commit> proposal_;
   std::map<uint64_t, std::shared_ptr<Version>> staged_;
   std::map<uint64_t, Place> started_;

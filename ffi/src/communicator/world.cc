@@ -26,7 +26,8 @@ World::~World() { Stop(); }
 
 Status World::CheckPeer(int process) const {
   if (started_) return Status::Error("the world has started: its peers are fixed");
-  if (process < 0 || process >= processes_ || process == me_) return Status::Error(Format("process %d of %d is no peer", process, processes_));
+  if (process < 0 || process >= processes_ || process == me_)
+    return Status::Error(Format("process %d of %d is no peer", process, processes_));
   return {};
 }
 
@@ -120,20 +121,24 @@ Status World::LoadProgram(const uint8_t* bytes, size_t size, int64_t* handle) {
   return {};
 }
 
-Status World::DefineSet(int64_t set_key, const int64_t* devices, size_t ranks, const std::vector<int64_t>& programs, size_t chosen) {
+Status World::DefineSet(int64_t set_key, const int64_t* devices, size_t ranks, const std::vector<int64_t>& programs,
+                        size_t chosen) {
   std::lock_guard<std::mutex> lock(mu_);
   if (programs.empty() || chosen >= programs.size() || ranks == 0)
     return Status::Error("a schedule set needs a communicator, programs and one of them chosen");
   std::vector<std::shared_ptr<const Program>> list;
   for (int64_t p : programs) {
-    if (p < 0 || static_cast<size_t>(p) >= programs_.size()) return Status::Error(Format("no program %lld", static_cast<long long>(p)));
+    if (p < 0 || static_cast<size_t>(p) >= programs_.size())
+      return Status::Error(Format("no program %lld", static_cast<long long>(p)));
     list.push_back(programs_[static_cast<size_t>(p)]);
     const Program &a = *list.front(), &b = *list.back();
     if (a.kind != b.kind || a.nranks != b.nranks || a.root != b.root)
-      return Status::Error(Format("programs %s and %s don't compute the same collective", a.name.c_str(), b.name.c_str()));
+      return Status::Error(
+          Format("programs %s and %s don't compute the same collective", a.name.c_str(), b.name.c_str()));
   }
   if (list[0]->nranks != static_cast<int>(ranks))
-    return Status::Error(Format("program %s is for %d ranks, the communicator has %zu", list[0]->name.c_str(), list[0]->nranks, ranks));
+    return Status::Error(
+        Format("program %s is for %d ranks, the communicator has %zu", list[0]->name.c_str(), list[0]->nranks, ranks));
   Member member;
   JC_RETURN_IF_ERROR(GetMember(devices, ranks, &member));
   std::shared_ptr<ScheduleSet>& set = sets_[{member.group->id, set_key}];
@@ -151,9 +156,10 @@ Status World::GetMember(const int64_t* devices, size_t count, Member* out) {
     for (size_t i = 0; i < count; ++i) {
       auto p = process_of_device_.find(devices[i]);
       if (p == process_of_device_.end())
-        return Status::Error(Format("device %lld is unknown to jaxcoll: the program's mesh holds a device that was not there when jaxcoll "
-                                    "looked; call jaxcoll.init() after all devices exist",
-                                    static_cast<long long>(devices[i])));
+        return Status::Error(Format(
+            "device %lld is unknown to jaxcoll: the program's mesh holds a device that was not there when jaxcoll "
+            "looked; call jaxcoll.init() after all devices exist",
+            static_cast<long long>(devices[i])));
       group->process.push_back(p->second);
       if (p->second == me_) m.local_ranks.push_back(static_cast<int>(i));
     }
@@ -172,7 +178,8 @@ std::shared_ptr<ScheduleSet> World::FindSet(uint64_t group, int64_t set_key) {
   return it == sets_.end() ? nullptr : it->second;
 }
 
-Status World::Stage(uint64_t group, int64_t set_key, uint64_t version, int64_t program, const uint8_t* bytes, size_t size) {
+Status World::Stage(uint64_t group, int64_t set_key, uint64_t version, int64_t program, const uint8_t* bytes,
+                    size_t size) {
   std::shared_ptr<const Program> p;
   std::shared_ptr<ScheduleSet> set;
   std::vector<int> ranks;
@@ -180,7 +187,8 @@ Status World::Stage(uint64_t group, int64_t set_key, uint64_t version, int64_t p
     std::lock_guard<std::mutex> lock(mu_);
     auto member = members_.find(group);
     auto it = sets_.find({group, set_key});
-    if (member == members_.end() || it == sets_.end()) return Status::Error("this process has not used that communicator's schedule set yet");
+    if (member == members_.end() || it == sets_.end())
+      return Status::Error("this process has not used that communicator's schedule set yet");
     if (program < 0 || static_cast<size_t>(program) >= programs_.size()) return Status::Error("no such program");
     p = programs_[static_cast<size_t>(program)];
     set = it->second;
@@ -216,7 +224,9 @@ bool World::Execute(Call call, Status* status, Completion done) {
   // The row that holds this device is the communicator, the place in it the rank.
   const int64_t* end = call.devices + call.group_size * call.groups;
   const int64_t* at = std::find(call.devices, end, call.device);
-  if (at == end) return refuse(Status::Error(Format("device %lld is in none of the call's groups", static_cast<long long>(call.device))));
+  if (at == end)
+    return refuse(
+        Status::Error(Format("device %lld is in none of the call's groups", static_cast<long long>(call.device))));
   size_t row = static_cast<size_t>(at - call.devices) / call.group_size;
   const int64_t* group_begin = call.devices + row * call.group_size;
   auto size = static_cast<size_t>(std::find(group_begin, group_begin + call.group_size, int64_t{-1}) - group_begin);
@@ -239,11 +249,14 @@ bool World::Execute(Call call, Status* status, Completion done) {
     if (Status s = GetMember(group_begin, size, &member); !s.ok()) return refuse(s);
     auto it = sets_.find({member.group->id, call.set_key});
     if (it == sets_.end())
-      return refuse(Status::Error("no schedule set is defined for this call: was the program compiled by another process? Trace it in "
-                                  "this process first, and use the same jaxcoll version on every host"));
+      return refuse(Status::Error(
+          "no schedule set is defined for this call: was the program compiled by another process? Trace it in "
+          "this process first, and use the same jaxcoll version on every host"));
     set = it->second;
-    request->key = {member.group->id, call.site, call.launch, NextIndex(member.group->id, rank, call.site, call.launch)};
-    // Alone in its process, the handler's thread does the polling for a moment; with company, whoever comes last does the work.
+    request->key = {member.group->id, call.site, call.launch,
+                    NextIndex(member.group->id, rank, call.site, call.launch)};
+    // Alone in its process, the handler's thread does the polling for a moment; with company, whoever comes last does
+    // the work.
     drive = member.local_ranks.size() == 1 && size > 1 && options_.threads;
     request->group = member.group;
   }
@@ -252,7 +265,8 @@ bool World::Execute(Call call, Status* status, Completion done) {
   if (first.kind != call.kind) return refuse(Status::Error("the call's schedule set is for another collective"));
   if (ElementSize(call.dtype) == 0) return refuse(Status::Error("a type that jaxcoll can't move"));
   if (reduces && !CanReduce(call.dtype, call.reduce))
-    return refuse(Status::Error(Format("%s of %s is not supported", ReductionName(call.reduce), DTypeName(call.dtype))));
+    return refuse(
+        Status::Error(Format("%s of %s is not supported", ReductionName(call.reduce), DTypeName(call.dtype))));
   request->rank = rank;
   request->dtype = call.dtype;
   request->reduce = call.reduce;
@@ -266,10 +280,11 @@ bool World::Execute(Call call, Status* status, Completion done) {
     request->plan = std::move(plan);
     Status s;
     if (request->plan == nullptr)
-      return done(Status::Error(Format("call %u of rank %d in %s: no verdict came on a proposed table (JAXCOLL_TIMEOUT is %.0f s): the "
-                                       "process that leads the swaps is gone, or this one is leaving",
-                                       static_cast<unsigned>(request->key.site & 0xffffffffu), request->rank,
-                                       request->group->name.c_str(), static_cast<double>(options_.timeout_ns) * 1e-9)));
+      return done(Status::Error(
+          Format("call %u of rank %d in %s: no verdict came on a proposed table (JAXCOLL_TIMEOUT is %.0f s): the "
+                 "process that leads the swaps is gone, or this one is leaving",
+                 static_cast<unsigned>(request->key.site & 0xffffffffu), request->rank, request->group->name.c_str(),
+                 static_cast<double>(options_.timeout_ns) * 1e-9)));
     if (engine_->Start(std::move(*request), false, &s, done)) engine_->Complete({{done, s}});
   };
   std::shared_ptr<const Plan> plan = set->Resolve(call.site, {call.launch, request->key.index}, rank, wide, later);

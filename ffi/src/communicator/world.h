@@ -1,4 +1,5 @@
-// A world: this process, its peers, the links between them, the communicators and schedule sets, and the engine that runs operations.
+// A world: this process, its peers, the links between them, the communicators and schedule sets, and the engine that
+// runs operations.
 #ifndef JAXCOLL_COMMUNICATOR_WORLD_H_
 #define JAXCOLL_COMMUNICATOR_WORLD_H_
 
@@ -18,7 +19,8 @@
 
 namespace jaxcoll {
 
-// What a compiled program says of a call, with the buffers of one execution. Rows of `devices` are the groups; -1 pads a shorter one.
+// What a compiled program says of a call, with the buffers of one execution. Rows of `devices` are the groups; -1 pads
+// a shorter one.
 struct Call {
   Kind kind;
   Reduction reduce;
@@ -49,8 +51,10 @@ class World {
   void Stop();
 
   Status LoadProgram(const uint8_t* bytes, size_t size, int64_t* handle);
-  // The schedule set of one communicator, named by its devices in the order of ranks. Defining it again changes nothing.
-  Status DefineSet(int64_t set_key, const int64_t* devices, size_t ranks, const std::vector<int64_t>& programs, size_t chosen);
+  // The schedule set of one communicator, named by its devices in the order of ranks. Defining it again changes
+  // nothing.
+  Status DefineSet(int64_t set_key, const int64_t* devices, size_t ranks, const std::vector<int64_t>& programs,
+                   size_t chosen);
 
   // Starts a call's execution. True: it is over, with `status`; else `done` comes later.
   bool Execute(Call call, Status* status, Completion done);

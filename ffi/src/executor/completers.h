@@ -1,6 +1,6 @@
-// Threads that run completions. XLA resumes the rest of a device's program inside the completion of a future, and that program may block
-// for as long as it likes (in a collective of XLA's own, for its peers): so no completion may stand behind another. An idle thread takes
-// it, or a new one is started.
+// Threads that run completions. XLA resumes the rest of a device's program inside the completion of a future, and that
+// program may block for as long as it likes (in a collective of XLA's own, for its peers): so no completion may stand
+// behind another. An idle thread takes it, or a new one is started.
 #ifndef JAXCOLL_EXECUTOR_COMPLETERS_H_
 #define JAXCOLL_EXECUTOR_COMPLETERS_H_
 
@@ -19,7 +19,8 @@ class Completers {
   ~Completers() { Stop(); }
 
   void Run(std::vector<std::function<void()>> completions);
-  // Idle threads end. One that is still inside of somebody's program is given a second, then left behind with the state it needs.
+  // Idle threads end. One that is still inside of somebody's program is given a second, then left behind with the state
+  // it needs.
   void Stop();
 
  private:

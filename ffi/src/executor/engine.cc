@@ -1,13 +1,15 @@
 #include "executor/engine.h"
 
 #include <sched.h>
+
 #include <algorithm>
 #include <cstring>
 
 namespace jaxcoll {
 namespace {
 
-constexpr size_t kMaxEarlyBytes = size_t{256} << 20;  // what peers may send ahead of operations that this process has not begun
+constexpr size_t kMaxEarlyBytes = size_t{256}
+                                  << 20;  // what peers may send ahead of operations that this process has not begun
 constexpr size_t kMaxAborted = 4096;
 constexpr size_t kMaxReason = 4096;  // bytes of text in an abort
 constexpr size_t kRecordCapacity = size_t{1} << 17;
@@ -23,8 +25,8 @@ RemoteSpan SpanAt(const void* payload) {
 
 // Messages that may come before their operation has begun here. What isn't one of ours is dropped.
 bool IsKept(MessageType type) {
-  return type == MessageType::kOffer || type == MessageType::kEager || type == MessageType::kReady || type == MessageType::kPosted ||
-         type == MessageType::kWaiting;
+  return type == MessageType::kOffer || type == MessageType::kEager || type == MessageType::kReady ||
+         type == MessageType::kPosted || type == MessageType::kWaiting;
 }
 
 }  // namespace
@@ -114,9 +116,10 @@ bool Engine::Start(OpRequest request, bool drive, Status* status, Completion don
   return true;
 }
 
-// The handler's thread stays with its operation for a moment, asleep between messages: a second thread would cost a switch per message.
-// It soon sleeps in the kernel rather than yielding in a loop: with more ranks than cores the scheduler makes who yields often wait
-// long (measured, 8 ranks on 2 cores, 4 KiB: 4 yields 0.19 ms; yields only, 0.16 ms at best and 3 to 6 ms often; none 0.26 ms).
+// The handler's thread stays with its operation for a moment, asleep between messages: a second thread would cost a
+// switch per message. It soon sleeps in the kernel rather than yielding in a loop: with more ranks than cores the
+// scheduler makes who yields often wait long (measured, 8 ranks on 2 cores, 4 KiB: 4 yields 0.19 ms; yields only, 0.16
+// ms at best and 3 to 6 ms often; none 0.26 ms).
 void Engine::Drive(const OpKey& key, int rank, const std::atomic<bool>& over) {
   int64_t give_up = NowNs() + options_.spin_ns;
   while (!over.load(std::memory_order_acquire)) {
@@ -176,7 +179,8 @@ void Engine::RunTasks(std::unique_lock<std::mutex>& lock) {
     Task t = tasks_.back();
     tasks_.pop_back();
     has_tasks_.store(!tasks_.empty(), std::memory_order_relaxed);
-    if (options_.helpers > 0 && !tasks_.empty() && tasks_.back().execution->TaskBytes(tasks_.back().lane, tasks_.back().node) >= kHelpFrom)
+    if (options_.helpers > 0 && !tasks_.empty() &&
+        tasks_.back().execution->TaskBytes(tasks_.back().lane, tasks_.back().node) >= kHelpFrom)
       helper_cv_.notify_one();
     ++t.execution->running;
     t.execution->PinSenders(t.lane, t.node, +1);
@@ -185,7 +189,9 @@ void Engine::RunTasks(std::unique_lock<std::mutex>& lock) {
     lock.lock();
     t.execution->PinSenders(t.lane, t.node, -1);
     --t.execution->running;
-    if (!status.ok()) FailKey(t.execution->request.key, t.execution->Describe() + ": " + status.message() + t.execution->Where(t.node), t.execution);
+    if (!status.ok())
+      FailKey(t.execution->request.key, t.execution->Describe() + ": " + status.message() + t.execution->Where(t.node),
+              t.execution);
     if (!t.execution->failed) {
       t.execution->NodeRan(t.lane, t.node);
       continue;
@@ -218,7 +224,8 @@ void Engine::Complete(std::vector<Finished> finished) {
     return;
   }
   std::vector<std::function<void()>> completions;
-  for (Finished& f : finished) completions.push_back([done = std::move(f.done), status = std::move(f.status)] { done(status); });
+  for (Finished& f : finished)
+    completions.push_back([done = std::move(f.done), status = std::move(f.status)] { done(status); });
   completers_.Run(std::move(completions));
 }
 
@@ -233,8 +240,9 @@ void Engine::HelperLoop() {
 
 Execution* Engine::Find(const OpKey& key, int rank) {
   auto it = gangs_.find(key);
-  return it == gangs_.end() || static_cast<size_t>(rank) >= it->second->members.size() ? nullptr
-                                                                                      : it->second->members[static_cast<size_t>(rank)];
+  return it == gangs_.end() || static_cast<size_t>(rank) >= it->second->members.size()
+             ? nullptr
+             : it->second->members[static_cast<size_t>(rank)];
 }
 
 bool Engine::CollectLocal(Execution* e) {
@@ -292,7 +300,8 @@ void Engine::Dispatch(Link* link, const Header& h, const void* payload) {
     if (IsKept(h.type)) KeepEarly(link, h, payload);
     return;
   }
-  if (e->failed || h.src >= e->request.group->size() || (link != nullptr && e->request.group->process[h.src] != link->process()))
+  if (e->failed || h.src >= e->request.group->size() ||
+      (link != nullptr && e->request.group->process[h.src] != link->process()))
     return Drop(link, h, payload);
   if (h.signature != e->signature()) {
     FailKey(h.key, Disagreement(*e, h.src, h.signature), e);
@@ -300,17 +309,28 @@ void Engine::Dispatch(Link* link, const Header& h, const void* payload) {
   }
   switch (h.type) {
     case MessageType::kOffer:
-      // Where nothing can be read in place an offer is no answer. (Elsewhere payloads lie aligned, in a ring or a buffer of their own.)
-      if (link->can_read()) e->OnOffer(link, h, static_cast<const RemoteSpan*>(payload), h.payload / sizeof(RemoteSpan), nullptr);
+      // Where nothing can be read in place an offer is no answer. (Elsewhere payloads lie aligned, in a ring or a
+      // buffer of their own.)
+      if (link->can_read())
+        e->OnOffer(link, h, static_cast<const RemoteSpan*>(payload), h.payload / sizeof(RemoteSpan), nullptr);
       break;
     case MessageType::kPosted:
       if (h.payload == sizeof(RemoteSpan)) e->OnPosted(link, h, SpanAt(payload));
       break;
-    case MessageType::kEager: e->OnEager(link, h, payload); break;
-    case MessageType::kReady: e->OnReady(link, h); break;
-    case MessageType::kAck: e->OnAck(h); break;
-    case MessageType::kWaiting: e->OnWaiting(h); break;
-    default: break;
+    case MessageType::kEager:
+      e->OnEager(link, h, payload);
+      break;
+    case MessageType::kReady:
+      e->OnReady(link, h);
+      break;
+    case MessageType::kAck:
+      e->OnAck(h);
+      break;
+    case MessageType::kWaiting:
+      e->OnWaiting(h);
+      break;
+    default:
+      break;
   }
 }
 
@@ -323,7 +343,8 @@ void Engine::KeepEarly(Link* link, const Header& h, const void* payload) {
   if (aborted_.count(h.key) != 0) return Drop(link, h, payload);
   size_t bytes = h.payload + sizeof(Early);
   if (early_bytes_ + bytes > kMaxEarlyBytes) {
-    if (options_.log) options_.log(Format("rank %u sent more than %zu MiB ahead; message dropped", h.src, kMaxEarlyBytes >> 20));
+    if (options_.log)
+      options_.log(Format("rank %u sent more than %zu MiB ahead; message dropped", h.src, kMaxEarlyBytes >> 20));
     return Drop(link, h, payload);
   }
   early_bytes_ += bytes;
@@ -334,8 +355,8 @@ void Engine::KeepEarly(Link* link, const Header& h, const void* payload) {
 std::vector<MutableSpan> Engine::OnData(Link* link, const Header& h) {
   std::unique_lock<std::mutex> lock(mu_);
   Execution* e = Find(h.key, h.dst);
-  if (e == nullptr || e->failed || h.src >= e->request.group->size() || e->request.group->process[h.src] != link->process() ||
-      h.signature != e->signature())
+  if (e == nullptr || e->failed || h.src >= e->request.group->size() ||
+      e->request.group->process[h.src] != link->process() || h.signature != e->signature())
     return {};
   std::vector<MutableSpan> target = e->DataTarget(link, h);
   if (!target.empty()) ++e->running;
@@ -390,11 +411,13 @@ void Engine::FailKey(const OpKey& key, const std::string& why, const Execution* 
   for (Execution* e : mine) {
     e->failed = true;
     e->failure = why;
-    tasks_.erase(std::remove_if(tasks_.begin(), tasks_.end(), [&](const Task& t) { return t.execution == e; }), tasks_.end());
+    tasks_.erase(std::remove_if(tasks_.begin(), tasks_.end(), [&](const Task& t) { return t.execution == e; }),
+                 tasks_.end());
     for (Link* link : links_)
       if (link != nullptr) e->running -= link->Forget(key, e->request.rank);
   }
-  for (auto it = streams_.begin(); it != streams_.end();) it = it->second.key == key ? streams_.erase(it) : std::next(it);
+  for (auto it = streams_.begin(); it != streams_.end();)
+    it = it->second.key == key ? streams_.erase(it) : std::next(it);
   for (auto it = early_.begin(); it != early_.end();) {
     if (!(it->first.op == key)) {
       ++it;

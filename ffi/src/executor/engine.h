@@ -1,8 +1,9 @@
-// The engine runs operations of the local ranks, edge by edge, driven by events: an operation starts, a message arrives, a task is done.
+// The engine runs operations of the local ranks, edge by edge, driven by events: an operation starts, a message
+// arrives, a task is done.
 //
-// Threads. One mutex guards all state machines; bytes are moved and reduced outside it, by whichever thread is in RunTasks(): the
-// handler's own thread, a transport's service thread, a helper. Nobody ever waits for a peer inside a handler, except for the bounded
-// polling of Drive(). Callbacks to the caller (Completion) run without the mutex.
+// Threads. One mutex guards all state machines; bytes are moved and reduced outside it, by whichever thread is in
+// RunTasks(): the handler's own thread, a transport's service thread, a helper. Nobody ever waits for a peer inside a
+// handler, except for the bounded polling of Drive(). Callbacks to the caller (Completion) run without the mutex.
 #ifndef JAXCOLL_EXECUTOR_ENGINE_H_
 #define JAXCOLL_EXECUTOR_ENGINE_H_
 
@@ -31,11 +32,11 @@ struct EngineOptions {
   int64_t warn_ns = 20 * int64_t{1000000000};
   int64_t mismatch_ns = int64_t{1000000000};
   int64_t spin_ns = 200 * 1000;
-  int helpers = 0;       // threads that take tasks beside the callers
+  int helpers = 0;  // threads that take tasks beside the callers
   bool record = true;
-  bool threads = true;   // false: a test drives everything from one thread
-  size_t lane_bytes = size_t{512} << 10;   // a chunk is cut into lanes of about this size
-  size_t landing_bytes = size_t{16} << 20; // push links: memory for what has arrived and not been reduced
+  bool threads = true;                      // false: a test drives everything from one thread
+  size_t lane_bytes = size_t{512} << 10;    // a chunk is cut into lanes of about this size
+  size_t landing_bytes = size_t{16} << 20;  // push links: memory for what has arrived and not been reduced
   std::function<void(const std::string&)> log;
   std::function<void()> on_tick;  // called by every Tick(), without the mutex
 };
@@ -48,8 +49,8 @@ class Engine : public LinkSink {
 
   void AddPollable(Pollable* p) { pollables_.push_back(p); }
 
-  // Starts an operation of a local rank. Returns true if it is over already (status tells how); else `done` will be called once.
-  // With `drive` it polls and works until the operation is over or nothing has happened for spin_ns.
+  // Starts an operation of a local rank. Returns true if it is over already (status tells how); else `done` will be
+  // called once. With `drive` it polls and works until the operation is over or nothing has happened for spin_ns.
   bool Start(OpRequest request, bool drive, Status* status, Completion done);
 
   // One round of work, for tests without threads: polls, runs tasks. Returns whether anything happened.
@@ -87,7 +88,8 @@ class Engine : public LinkSink {
   };
   struct Hash {
     size_t operator()(const OpKey& k) const {
-      return static_cast<size_t>(Mix64(k.comm ^ Mix64(k.site ^ Mix64(static_cast<uint64_t>(k.launch) ^ (uint64_t{k.index} << 40)))));
+      return static_cast<size_t>(
+          Mix64(k.comm ^ Mix64(k.site ^ Mix64(static_cast<uint64_t>(k.launch) ^ (uint64_t{k.index} << 40)))));
     }
     size_t operator()(const FullKey& k) const { return (*this)(k.op) * 31 + static_cast<size_t>(k.rank); }
   };
@@ -106,7 +108,8 @@ class Engine : public LinkSink {
   void Dispatch(Link* link, const Header& header, const void* payload);  // under mu_
   void Drop(Link* link, const Header& header, const void* payload);      // gives back what an unwanted message holds
   void KeepEarly(Link* link, const Header& header, const void* payload);
-  // A rank that begins takes what local ranks have ready for it. False: they call something else; the operation has failed.
+  // A rank that begins takes what local ranks have ready for it. False: they call something else; the operation has
+  // failed.
   bool CollectLocal(Execution* e);
   std::string Disagreement(const Execution& e, int rank, uint64_t signature) const;
   // Fails every open operation that waits for this process, and every later one with it.
@@ -116,7 +119,7 @@ class Engine : public LinkSink {
   void Drive(const OpKey& key, int rank, const std::atomic<bool>& over);
   // Fails the operation on every local rank, and on the peers if `tell` (whose group then says who they are).
   void FailKey(const OpKey& key, const std::string& why, const Execution* tell);
-  void Retire(Execution* e);                  // under mu_: the operation is over, for better or worse
+  void Retire(Execution* e);  // under mu_: the operation is over, for better or worse
   void FlushFinished(std::unique_lock<std::mutex>& lock);
   Execution* Find(const OpKey& key, int rank);
   void SetBusy();
@@ -139,7 +142,7 @@ class Engine : public LinkSink {
     int64_t since_ns = 0;
     std::string why;
   };
-  std::vector<Closing> closing_;   // [process] its link is down; what it has sent before may still lie unread elsewhere
+  std::vector<Closing> closing_;  // [process] its link is down; what it has sent before may still lie unread elsewhere
 
   std::mutex mu_;
   std::unordered_map<FullKey, std::unique_ptr<Execution>, Hash> open_;

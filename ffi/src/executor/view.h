@@ -1,4 +1,5 @@
-// A rank's operand or result: leaves (buffers) that together hold `blocks` equal blocks, each block cut the same way over the leaves.
+// A rank's operand or result: leaves (buffers) that together hold `blocks` equal blocks, each block cut the same way
+// over the leaves.
 #ifndef JAXCOLL_EXECUTOR_VIEW_H_
 #define JAXCOLL_EXECUTOR_VIEW_H_
 
@@ -29,13 +30,16 @@ struct View {
     if (begin >= end) return;
     size_t i = 0;
     if (leaves.size() > 1)
-      i = static_cast<size_t>(std::upper_bound(leaves.begin(), leaves.end(), begin, [](int64_t v, const Leaf& l) { return v < l.begin; }) -
-                              leaves.begin()) - 1;
+      i = static_cast<size_t>(std::upper_bound(leaves.begin(), leaves.end(), begin,
+                                               [](int64_t v, const Leaf& l) { return v < l.begin; }) -
+                              leaves.begin()) -
+          1;
     for (; i < leaves.size() && begin < end; ++i) {
       const Leaf& leaf = leaves[i];
       int64_t stop = std::min(end, leaf.begin + leaf.count);
       if (stop <= begin) continue;
-      f(leaf.base + static_cast<size_t>(int64_t{block} * leaf.count + begin - leaf.begin) * element_size, begin, stop - begin);
+      f(leaf.base + static_cast<size_t>(int64_t{block} * leaf.count + begin - leaf.begin) * element_size, begin,
+        stop - begin);
       begin = stop;
     }
   }

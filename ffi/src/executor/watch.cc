@@ -1,4 +1,5 @@
-// What goes wrong with operations, and who is told: deadlines, late ranks, ranks that disagree, processes that are lost.
+// What goes wrong with operations, and who is told: deadlines, late ranks, ranks that disagree, processes that are
+// lost.
 #include <algorithm>
 #include <utility>
 
@@ -71,13 +72,14 @@ void Engine::GiveVerdicts(int64_t now) {
                           true});
     } else if (age >= options_.timeout_ns) {
       verdicts.push_back({key.op, key.op,
-                          Format("%s: no end after %.1f s (JAXCOLL_TIMEOUT): %s", e->Describe().c_str(), static_cast<double>(age) * 1e-9,
-                                 e->Missing(&rank).c_str()),
+                          Format("%s: no end after %.1f s (JAXCOLL_TIMEOUT): %s", e->Describe().c_str(),
+                                 static_cast<double>(age) * 1e-9, e->Missing(&rank).c_str()),
                           false});
     } else if (age >= options_.warn_ns && !e->warned) {
       e->warned = true;
       if (options_.log)
-        options_.log(Format("%s waits for %.0f s: %s", e->Describe().c_str(), static_cast<double>(age) * 1e-9, e->Missing(&rank).c_str()));
+        options_.log(Format("%s waits for %.0f s: %s", e->Describe().c_str(), static_cast<double>(age) * 1e-9,
+                            e->Missing(&rank).c_str()));
     }
   }
   for (const Verdict& v : verdicts) {
@@ -103,7 +105,8 @@ const Engine::Early* Engine::FindDisagreement(const Execution& e) const {
   for (const auto& [key, list] : early_) {
     if (key.rank != e.request.rank || key.op.comm != e.request.key.comm || key.op.site != e.request.key.site) continue;
     for (const Early& m : list)
-      if (m.header.signature != e.signature() && m.header.type != MessageType::kWaiting && !e.heard(m.header.src)) return &m;
+      if (m.header.signature != e.signature() && m.header.type != MessageType::kWaiting && !e.heard(m.header.src))
+        return &m;
   }
   return nullptr;
 }
@@ -148,13 +151,14 @@ void Engine::ProcessLost(int process, const std::string& why) {
   any_lost_ = true;
   std::vector<std::pair<OpKey, std::string>> failing;
   for (auto& [key, e] : open_) {
-    // A process that left in order has served all its operations: these may end without it. Who is not served tells the others.
+    // A process that left in order has served all its operations: these may end without it. Who is not served tells the
+    // others.
     std::string needs = e->failed ? "" : e->Needs(process);
     if (needs.empty()) continue;
     const std::vector<int>& processes = e->request.group->process;
     auto rank = std::find(processes.begin(), processes.end(), process) - processes.begin();
-    failing.emplace_back(key.op, Format("rank %d is lost (%s) during %s: %s", static_cast<int>(rank), why.c_str(), e->Describe().c_str(),
-                                        needs.c_str()));
+    failing.emplace_back(key.op, Format("rank %d is lost (%s) during %s: %s", static_cast<int>(rank), why.c_str(),
+                                        e->Describe().c_str(), needs.c_str()));
   }
   for (auto& [key, text] : failing) {
     const Execution* teller = nullptr;
@@ -170,7 +174,11 @@ void Engine::FailIfLost(const OpKey& key, int rank) {
     int process = e->request.group->process[r];
     const std::string& why = lost_[static_cast<size_t>(process)];
     std::string needs = why.empty() ? "" : e->Needs(process);
-    if (!needs.empty()) FailKey(key, Format("rank %zu is lost (%s), so there is no %s: %s", r, why.c_str(), e->Describe().c_str(), needs.c_str()), e);
+    if (!needs.empty())
+      FailKey(
+          key,
+          Format("rank %zu is lost (%s), so there is no %s: %s", r, why.c_str(), e->Describe().c_str(), needs.c_str()),
+          e);
   }
 }
 
@@ -182,7 +190,8 @@ void Execution::OnWaiting(const Header& h) {
 }
 
 bool Execution::Begun(int rank) const {
-  return rank == request.rank || heard_[static_cast<size_t>(rank)] || (Local(rank) && engine_->Find(request.key, rank) != nullptr);
+  return rank == request.rank || heard_[static_cast<size_t>(rank)] ||
+         (Local(rank) && engine_->Find(request.key, rank) != nullptr);
 }
 
 // Whom the chain of waiting ranks ends at: the one that has not come, or that doesn't know whom it waits for.
@@ -203,7 +212,8 @@ std::string Execution::Missing(int* rank) const {
     if (culprit != *rank)
       return Format("rank %d has %s; %s, which waits for it", culprit,
                     Begun(culprit) ? "begun but its data are late" : "not arrived", what.c_str());
-    return Format("rank %u has %s; %s", peer, Begun(*rank) ? "begun but its data are late" : "not arrived", what.c_str());
+    return Format("rank %u has %s; %s", peer, Begun(*rank) ? "begun but its data are late" : "not arrived",
+                  what.c_str());
   };
   for (uint32_t lane = 0; lane < next_lane_; ++lane) {
     for (uint32_t k = 0; k < plan_.incoming.size(); ++k) {
@@ -211,8 +221,8 @@ std::string Execution::Missing(int* rank) const {
       if (s.state != In::kNone && s.state != In::kLanding) continue;
       const Incoming& i = plan_.incoming[k];
       const Edge& e = program_.edges[i.edge];
-      return report(i.peer, Format("waiting for rank %u at step %u, edge %u->%d of graph %u (schedule %s)", i.peer, e.step, i.peer,
-                                   request.rank, e.graph, program_.name.c_str()));
+      return report(i.peer, Format("waiting for rank %u at step %u, edge %u->%d of graph %u (schedule %s)", i.peer,
+                                   e.step, i.peer, request.rank, e.graph, program_.name.c_str()));
     }
     for (uint32_t id = 0; id < plan_.nodes.size(); ++id) {
       if (plan_.nodes[id].kind != NodeKind::kSend) continue;
@@ -220,8 +230,9 @@ std::string Execution::Missing(int* rank) const {
       if (!o.data_ready || o.done) continue;
       const Node& node = plan_.nodes[id];
       const Edge& e = program_.edges[node.edge];
-      return report(node.peer, Format("waiting for rank %u to take its data at step %u, edge %d->%u of graph %u (schedule %s)", node.peer,
-                                      e.step, request.rank, node.peer, e.graph, program_.name.c_str()));
+      return report(node.peer,
+                    Format("waiting for rank %u to take its data at step %u, edge %d->%u of graph %u (schedule %s)",
+                           node.peer, e.step, request.rank, node.peer, e.graph, program_.name.c_str()));
     }
   }
   return "its own work is not done";
@@ -235,18 +246,20 @@ std::string Execution::Needs(int process) const {
       const InState& s = in(lane, k);
       const Incoming& i = plan_.incoming[k];
       bool unread = s.state == In::kNone || s.state == In::kLanding || (s.state == In::kOffered && !s.direct);
-      if (!there(i.peer) || !unread || TransferBytes(lane, plan_.nodes[plan_.node_of_incoming[k]].chunk, i.wide) == 0) continue;
+      if (!there(i.peer) || !unread || TransferBytes(lane, plan_.nodes[plan_.node_of_incoming[k]].chunk, i.wide) == 0)
+        continue;
       const Edge& e = program_.edges[i.edge];
-      return Format("waiting for rank %u at step %u, edge %u->%d of graph %u (schedule %s)", i.peer, e.step, i.peer, request.rank, e.graph,
-                    program_.name.c_str());
+      return Format("waiting for rank %u at step %u, edge %u->%d of graph %u (schedule %s)", i.peer, e.step, i.peer,
+                    request.rank, e.graph, program_.name.c_str());
     }
     for (uint32_t id = 0; id < plan_.nodes.size(); ++id) {
       const Node& node = plan_.nodes[id];
-      if (node.kind != NodeKind::kSend || !there(node.peer) || out_[size_t{lane} * num_sends_ + send_index_[id]].done) continue;
+      if (node.kind != NodeKind::kSend || !there(node.peer) || out_[size_t{lane} * num_sends_ + send_index_[id]].done)
+        continue;
       if (TransferBytes(lane, node.chunk, node.wide) == 0) continue;
       const Edge& e = program_.edges[node.edge];
-      return Format("rank %u still has to take data at step %u, edge %d->%u of graph %u (schedule %s)", node.peer, e.step, request.rank,
-                    node.peer, e.graph, program_.name.c_str());
+      return Format("rank %u still has to take data at step %u, edge %d->%u of graph %u (schedule %s)", node.peer,
+                    e.step, request.rank, node.peer, e.graph, program_.name.c_str());
     }
   }
   return {};
@@ -256,8 +269,8 @@ std::string Execution::Where(uint32_t id) const {
   const Node& node = plan_.nodes[id];
   if (node.kind != NodeKind::kVertex) return {};
   const Edge& e = program_.edges[plan_.incoming[node.first_in].edge];
-  return Format(" (step %u, edge %u->%d of graph %u, schedule %s)", e.step, plan_.incoming[node.first_in].peer, request.rank, e.graph,
-                program_.name.c_str());
+  return Format(" (step %u, edge %u->%d of graph %u, schedule %s)", e.step, plan_.incoming[node.first_in].peer,
+                request.rank, e.graph, program_.name.c_str());
 }
 
 }  // namespace jaxcoll

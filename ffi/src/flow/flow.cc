@@ -49,7 +49,8 @@ int32_t jc_flow_cuts(jc_flow* flow, const int64_t* capacity, const int64_t* dema
   if (flow == nullptr || groups < 0 || max_cuts < 1 || limit < 0 || limit >= JC_FLOW_INFINITE) return -1;
   Network& net = flow->network;
   const int32_t nodes = net.nodes();
-  if (!InRange(nsources, sources, nodes) || !InRange(nsinks, sinks, nodes) || !InRange(ntargets, targets, nodes)) return -1;
+  if (!InRange(nsources, sources, nodes) || !InRange(nsinks, sinks, nodes) || !InRange(ntargets, targets, nodes))
+    return -1;
   if (groups > 0 && !InRange(group_start[groups], group_nodes, nodes)) return -1;
   try {
     net.Build(capacity, demand, groups, group_amount, group_start, group_nodes);

@@ -98,7 +98,8 @@ class Network {
     std::vector<char> near_sink(total_nodes_, 0), near_source(total_nodes_, 0);
     Flood({sink()}, /*backwards=*/true, &near_sink);
     Flood(starts, /*backwards=*/false, &near_source);
-    for (int32_t v = 0; v < nodes_; ++v) side[v] = static_cast<uint8_t>((near_sink[v] ? 1 : 0) | (near_source[v] ? 0 : 2));
+    for (int32_t v = 0; v < nodes_; ++v)
+      side[v] = static_cast<uint8_t>((near_sink[v] ? 1 : 0) | (near_source[v] ? 0 : 2));
   }
 
  private:
@@ -217,8 +218,8 @@ struct Shortage {
 };
 
 // What jc_flow_cuts answers, on a network that is built and has its extra sources open. `fixed` are the extra sinks.
-inline std::vector<Shortage> FindCuts(Network* net, const std::vector<int32_t>& fixed, const std::vector<int32_t>& targets,
-                                      Amount limit, int32_t max_cuts) {
+inline std::vector<Shortage> FindCuts(Network* net, const std::vector<int32_t>& fixed,
+                                      const std::vector<int32_t>& targets, Amount limit, int32_t max_cuts) {
   std::vector<char> always(net->nodes(), 0);
   for (int32_t node : fixed) {
     net->OpenSink(node);

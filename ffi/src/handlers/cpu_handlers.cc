@@ -1,5 +1,5 @@
-// XLA's side on the CPU: decodes a call, starts it, and returns a future. It never waits for a peer longer than the engine's short
-// polling: XLA runs independent calls at the same time and in another order on every device.
+// XLA's side on the CPU: decodes a call, starts it, and returns a future. It never waits for a peer longer than the
+// engine's short polling: XLA runs independent calls at the same time and in another order on every device.
 #include <memory>
 #include <string>
 
@@ -19,13 +19,15 @@ ffi::Future Failed(const std::string& message) {
   return future;
 }
 
-ffi::Future Collective(int32_t device, ffi::RunId run, int32_t kind, int32_t reduce, int64_t site, int64_t set_key, int32_t group_size,
-                       ffi::Span<const int64_t> devices, ffi::RemainingArgs args, ffi::RemainingRets rets) {
+ffi::Future Collective(int32_t device, ffi::RunId run, int32_t kind, int32_t reduce, int64_t site, int64_t set_key,
+                       int32_t group_size, ffi::Span<const int64_t> devices, ffi::RemainingArgs args,
+                       ffi::RemainingRets rets) {
   World* world = CurrentWorld();
   if (world == nullptr)
-    return Failed("the compiled program was loaded before jaxcoll was started in this process; call jaxcoll.init() first");
-  if (kind < 0 || kind >= kNumKinds || group_size < 1 || devices.size() == 0 || devices.size() % static_cast<size_t>(group_size) != 0 ||
-      args.size() != rets.size() || args.size() == 0)
+    return Failed(
+        "the compiled program was loaded before jaxcoll was started in this process; call jaxcoll.init() first");
+  if (kind < 0 || kind >= kNumKinds || group_size < 1 || devices.size() == 0 ||
+      devices.size() % static_cast<size_t>(group_size) != 0 || args.size() != rets.size() || args.size() == 0)
     return Failed("malformed attributes: was the program made by another version of jaxcoll?");
   Call call;
   call.kind = static_cast<Kind>(kind);
@@ -44,7 +46,8 @@ ffi::Future Collective(int32_t device, ffi::RunId run, int32_t kind, int32_t red
     if (in.has_error() || out.has_error()) return Failed("an operand can't be read");
     auto type = static_cast<DType>(in->element_type());
     if (i == 0) call.dtype = type;
-    if (type != call.dtype || static_cast<DType>((*out)->element_type()) != type) return Failed("the operands of one call differ in type");
+    if (type != call.dtype || static_cast<DType>((*out)->element_type()) != type)
+      return Failed("the operands of one call differ in type");
     call.inputs.push_back(in->untyped_data());
     call.outputs.push_back((*out)->untyped_data());
     // Where the blocks are many, every group's size divides the operand (groups are then of one size).

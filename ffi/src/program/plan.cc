@@ -34,8 +34,8 @@ class Compiler {
   // What the rank knows of a chunk's value at the current step.
   struct Own {
     Slot slot;
-    int writer = -1;             // node that wrote it, -1: the operand itself
-    int value = -1;              // its number, once a send reads it
+    int writer = -1;                // node that wrote it, -1: the operand itself
+    int value = -1;                 // its number, once a send reads it
     std::vector<uint32_t> readers;  // sends that read this version
   };
 
@@ -90,15 +90,18 @@ class Compiler {
         if (dst == rank_) arrivals.push_back({chunk, e, edge.first_transfer + k});
       }
     }
-    std::stable_sort(arrivals.begin(), arrivals.end(), [](const Arrival& a, const Arrival& b) { return a.chunk < b.chunk; });
+    std::stable_sort(arrivals.begin(), arrivals.end(),
+                     [](const Arrival& a, const Arrival& b) { return a.chunk < b.chunk; });
     for (size_t i = 0; i < arrivals.size();) {
       size_t j = i;
       std::vector<std::pair<uint32_t, uint32_t>> in;  // (edge, transfer)
-      for (; j < arrivals.size() && arrivals[j].chunk == arrivals[i].chunk; ++j) in.emplace_back(arrivals[j].edge, arrivals[j].transfer);
+      for (; j < arrivals.size() && arrivals[j].chunk == arrivals[i].chunk; ++j)
+        in.emplace_back(arrivals[j].edge, arrivals[j].transfer);
       AddVertex(arrivals[i].chunk, from, to, in);
       i = j;
     }
-    for (auto [where, count] : updates) counts_[where] = (count & kReplace) ? count & ~kReplace : counts_[where] + count;
+    for (auto [where, count] : updates)
+      counts_[where] = (count & kReplace) ? count & ~kReplace : counts_[where] + count;
   }
 
   void AddSend(uint32_t chunk, uint32_t edge, uint32_t transfer, int peer, bool wide) {
@@ -117,14 +120,16 @@ class Compiler {
     own_[chunk].readers.push_back(id);
   }
 
-  void AddVertex(uint32_t chunk, const int16_t* from, const int16_t* to, std::vector<std::pair<uint32_t, uint32_t>> in) {
+  void AddVertex(uint32_t chunk, const int16_t* from, const int16_t* to,
+                 std::vector<std::pair<uint32_t, uint32_t>> in) {
     const Chunk& c = p_.chunks[chunk];
     Own& own = own_[chunk];
     bool reduce = p_.edges[in[0].first].op == EdgeOp::kReduce;
     uint32_t count = reduce ? counts_[size_t{chunk} * n_ + static_cast<size_t>(rank_)] : 0;
     bool has_own = count != 0;
     auto sender = [&](uint32_t edge) { return p_.edges[edge].src; };
-    if (p_.canonical) std::stable_sort(in.begin(), in.end(), [&](auto a, auto b) { return sender(a.first) < sender(b.first); });
+    if (p_.canonical)
+      std::stable_sort(in.begin(), in.end(), [&](auto a, auto b) { return sender(a.first) < sender(b.first); });
     Node node{};
     node.kind = NodeKind::kVertex;
     node.reduce = reduce && (has_own || in.size() > 1);
@@ -132,7 +137,8 @@ class Compiler {
     node.first_in = static_cast<uint32_t>(plan_->incoming.size());
     node.num_in = static_cast<uint32_t>(in.size());
     if (p_.canonical) {
-      int position = static_cast<int>(std::find(to, to + n_, rank_) - to);  // of the vertex, which may be another than that of its own sends
+      int position = static_cast<int>(std::find(to, to + n_, rank_) -
+                                      to);  // of the vertex, which may be another than that of its own sends
       while (node.own_place < in.size() && sender(in[node.own_place].first) < position) ++node.own_place;
     }
     for (auto [edge, transfer] : in) {
@@ -151,8 +157,10 @@ class Compiler {
     if (own.writer >= 0 && (has_own || own.slot == node.dst)) Depend(id, static_cast<uint32_t>(own.writer));
     auto& past = past_[chunk_key(chunk, own.slot)];
     past.insert(past.end(), own.readers.begin(), own.readers.end());
-    if (has_own) past.push_back(id);
-    else if (own.writer >= 0) past.push_back(static_cast<uint32_t>(own.writer));
+    if (has_own)
+      past.push_back(id);
+    else if (own.writer >= 0)
+      past.push_back(static_cast<uint32_t>(own.writer));
     own.slot = node.dst;
     own.writer = static_cast<int>(id);
     own.value = -1;
@@ -277,13 +285,15 @@ class Compiler {
   std::vector<uint32_t> counts_, sources_;
   std::vector<Own> own_;
   std::vector<std::array<int32_t, 2>> spare_;  // [chunk * 2 + i][wide]: scratch slots made so far
-  std::unordered_map<uint64_t, std::vector<uint32_t>, KeyHash> past_;  // (chunk, slot) -> nodes to wait for before rewriting it
+  std::unordered_map<uint64_t, std::vector<uint32_t>, KeyHash>
+      past_;  // (chunk, slot) -> nodes to wait for before rewriting it
   std::vector<std::vector<uint32_t>> edges_;
 };
 
 }  // namespace
 
-std::shared_ptr<const Plan> CompilePlan(std::shared_ptr<const Program> program, const Table& table, int rank, bool wide) {
+std::shared_ptr<const Plan> CompilePlan(std::shared_ptr<const Program> program, const Table& table, int rank,
+                                        bool wide) {
   auto plan = std::make_shared<Plan>();
   plan->program = program;
   plan->table_version = table.version;

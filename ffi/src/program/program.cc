@@ -100,7 +100,8 @@ bool IsUtf8(const std::string& s) {
     for (size_t k = 1; k <= more; ++k)
       if ((static_cast<uint8_t>(s[i + k]) & 0xc0) != 0x80) return false;
     auto second = more > 0 ? static_cast<uint8_t>(s[i + 1]) : 0;
-    if ((c == 0xe0 && second < 0xa0) || (c == 0xed && second > 0x9f) || (c == 0xf0 && second < 0x90) || (c == 0xf4 && second > 0x8f))
+    if ((c == 0xe0 && second < 0xa0) || (c == 0xed && second > 0x9f) || (c == 0xf0 && second < 0x90) ||
+        (c == 0xf4 && second > 0x8f))
       return false;
     i += more + 1;
   }
@@ -133,7 +134,9 @@ Status CheckCoverage(const Program& p, const Blocks& blocks) {
     std::vector<bool> filled(n);
     for (const auto& [ends, block] : blocks) {
       auto dst = static_cast<size_t>(ends.second);
-      if (filled[dst]) return Status::Error(Format("program %s: position %zu of the permutation has several sources", p.name.c_str(), dst));
+      if (filled[dst])
+        return Status::Error(
+            Format("program %s: position %zu of the permutation has several sources", p.name.c_str(), dst));
       filled[dst] = true;
     }
     return {};
@@ -177,7 +180,8 @@ Status Derive(Program* p) {
       for (uint32_t k = 0; k < edge.ref_count; ++k) {
         int32_t& owner = p->chunks[p->refs[edge.first_ref + k]].graph;
         if (owner >= 0 && owner != static_cast<int32_t>(g))
-          return Status::Error(Format("program %s: two graphs move chunk %u", p->name.c_str(), p->refs[edge.first_ref + k]));
+          return Status::Error(
+              Format("program %s: two graphs move chunk %u", p->name.c_str(), p->refs[edge.first_ref + k]));
         owner = static_cast<int32_t>(g);
       }
     }
@@ -216,9 +220,12 @@ Status Program::Parse(const uint8_t* bytes, size_t size, Program* out) {
   p.canonical = flags & 1;
   if (r.failed()) return Status::Error("schedule program: truncated header");
   if (kind >= kNumKinds || p.nranks < 1 || p.nranks > 32767 || p.pipeline < 1)
-    return Status::Error(Format("schedule program %s: kind %u, %d ranks, pipeline %d", p.name.c_str(), kind, p.nranks, p.pipeline));
+    return Status::Error(
+        Format("schedule program %s: kind %u, %d ranks, pipeline %d", p.name.c_str(), kind, p.nranks, p.pipeline));
   if (!IsUtf8(p.name)) return Status::Error("schedule program: its name is not UTF-8");
-  if (flags > 1) return Status::Error(Format("schedule program %s: unknown flags %x, it comes from a newer jaxcoll", p.name.c_str(), flags));
+  if (flags > 1)
+    return Status::Error(
+        Format("schedule program %s: unknown flags %x, it comes from a newer jaxcoll", p.name.c_str(), flags));
   p.kind = static_cast<Kind>(kind);
   bool rooted = p.kind == Kind::kReduce || p.kind == Kind::kBroadcast;
   if (rooted ? (p.root < 0 || p.root >= p.nranks) : p.root != -1)
@@ -253,13 +260,14 @@ Status Program::Parse(const uint8_t* bytes, size_t size, Program* out) {
     r.Get<uint8_t>();
     e.first_ref = r.Get<uint32_t>();
     e.ref_count = r.Get<uint32_t>();
-    if (e.step >= p.steps || e.src >= p.nranks || e.dst >= p.nranks || op > 1 || e.first_ref != next_ref || e.ref_count == 0 ||
-        next_ref + e.ref_count > nrefs)
-      return Status::Error(Format("schedule program %s: edge %u->%u at step %u is out of range", p.name.c_str(), e.src, e.dst, e.step));
+    if (e.step >= p.steps || e.src >= p.nranks || e.dst >= p.nranks || op > 1 || e.first_ref != next_ref ||
+        e.ref_count == 0 || next_ref + e.ref_count > nrefs)
+      return Status::Error(
+          Format("schedule program %s: edge %u->%u at step %u is out of range", p.name.c_str(), e.src, e.dst, e.step));
     e.op = static_cast<EdgeOp>(op);
     if (e.op == EdgeOp::kReduce && !Reduces(p.kind))
-      return Status::Error(Format("schedule program %s: edge %u->%u at step %u reduces, but %s only copies", p.name.c_str(), e.src, e.dst,
-                                  e.step, KindName(p.kind)));
+      return Status::Error(Format("schedule program %s: edge %u->%u at step %u reduces, but %s only copies",
+                                  p.name.c_str(), e.src, e.dst, e.step, KindName(p.kind)));
     next_ref += e.ref_count;
   }
   if (next_ref != nrefs) return Status::Error("schedule program " + p.name + ": references of no edge");
@@ -313,8 +321,9 @@ Status Table::Parse(const uint8_t* bytes, size_t size, const Program& program, T
   r.Get<uint16_t>();
   if (r.failed() || scope > 2) return Status::Error("rank table: truncated or of an unknown scope");
   if (nranks != program.nranks || graphs != program.graphs.size() || steps != program.steps)
-    return Status::Error(Format("rank table: made for %d ranks, %zu graphs, %d steps; program %s has %d, %zu, %d", nranks, graphs, steps,
-                                program.name.c_str(), program.nranks, program.graphs.size(), program.steps));
+    return Status::Error(Format("rank table: made for %d ranks, %zu graphs, %d steps; program %s has %d, %zu, %d",
+                                nranks, graphs, steps, program.name.c_str(), program.nranks, program.graphs.size(),
+                                program.steps));
   auto n = static_cast<size_t>(nranks), steps_rows = static_cast<size_t>(steps) + 1;
   size_t perms = scope == 0 ? 1 : scope == 1 ? graphs : graphs * steps_rows;
   if (r.left() != (perms + 1) * n * 2) return Status::Error("rank table: wrong number of permutations");
@@ -322,7 +331,8 @@ Status Table::Parse(const uint8_t* bytes, size_t size, const Program& program, T
   for (size_t i = 0; i < perms * n; ++i) t.rows.push_back(r.Get<int16_t>());
   for (size_t k = 0; k <= (graphs == 0 ? 0 : perms); ++k) {  // without graphs the rows are filling
     const int16_t* p = k == 0 ? t.home.data() : &t.rows[(k - 1) * n];
-    if (!IsPermutation(p, nranks)) return Status::Error(Format("rank table: row %zu is no permutation of 0..%d", k, nranks - 1));
+    if (!IsPermutation(p, nranks))
+      return Status::Error(Format("rank table: row %zu is no permutation of 0..%d", k, nranks - 1));
   }
   t.graph_stride = scope == 0 ? 0 : scope == 1 ? n : n * steps_rows;
   t.step_stride = scope == 2 ? n : 0;
@@ -342,7 +352,8 @@ bool IsDest(const Program& p, const Table& t, const Chunk& c, int rank) {
 
 namespace {
 
-// Runs one chunk through its edges on contribution counts: state[rank][source]. Where nothing is reduced there is one source.
+// Runs one chunk through its edges on contribution counts: state[rank][source]. Where nothing is reduced there is one
+// source.
 class ChunkCounter {
  public:
   ChunkCounter(const Program& p, const Table& t)
@@ -372,14 +383,16 @@ class ChunkCounter {
       auto s = static_cast<size_t>(t_.At(e.graph, e.step)[e.src]);
       auto d = static_cast<size_t>(t_.At(e.graph, e.step + 1)[e.dst]);
       auto fail = [&](const char* why) {
-        return Status::Error(Format("program %s, graph %u, step %u, edge %u->%u (ranks %zu->%zu), chunk %u: %s", p_.name.c_str(), e.graph,
-                                    e.step, e.src, e.dst, s, d, chunk, why));
+        return Status::Error(Format("program %s, graph %u, step %u, edge %u->%u (ranks %zu->%zu), chunk %u: %s",
+                                    p_.name.c_str(), e.graph, e.step, e.src, e.dst, s, d, chunk, why));
       };
       if (s == d) return fail("both ends are one rank");
       const uint8_t* from = &before_[s * columns_];
-      if (std::all_of(from, from + columns_, [](uint8_t v) { return v == 0; })) return fail("the sender holds nothing of this chunk yet");
+      if (std::all_of(from, from + columns_, [](uint8_t v) { return v == 0; }))
+        return fail("the sender holds nothing of this chunk yet");
       bool copy = e.op == EdgeOp::kCopy;
-      if (touched_[d] == 1 || (copy && touched_[d] != 0)) return fail("a copy meets another message into the same vertex");
+      if (touched_[d] == 1 || (copy && touched_[d] != 0))
+        return fail("a copy meets another message into the same vertex");
       uint8_t* to = &state_[d * columns_];
       if (copy) std::fill(to, to + columns_, uint8_t{0});
       for (size_t k = 0; k < columns_; ++k) to[k] = static_cast<uint8_t>(std::min(255, to[k] + from[k]));
@@ -393,8 +406,9 @@ class ChunkCounter {
       if (!IsDest(p_, t_, c, static_cast<int>(r))) continue;
       for (size_t k = 0; k < columns_; ++k)
         if (int held = state_[r * columns_ + k]; held != 1)
-          return Status::Error(Format("program %s: rank %zu ends with chunk %u holding contribution %zu %d times, not once", p_.name.c_str(),
-                                      r, chunk, k, held));
+          return Status::Error(
+              Format("program %s: rank %zu ends with chunk %u holding contribution %zu %d times, not once",
+                     p_.name.c_str(), r, chunk, k, held));
     }
     return {};
   }
@@ -405,7 +419,8 @@ class ChunkCounter {
   std::vector<uint8_t> state_, before_, touched_;
 };
 
-// The root of a rooted collective and the pairs of a permutation are the caller's: a table must leave them where they are.
+// The root of a rooted collective and the pairs of a permutation are the caller's: a table must leave them where they
+// are.
 Status CheckHomes(const Program& p, const Table& t) {
   if (p.root >= 0 && t.home[static_cast<size_t>(p.root)] != p.root)
     return Status::Error(Format("program %s: the table moves the root from rank %d to rank %d", p.name.c_str(), p.root,
@@ -416,8 +431,9 @@ Status CheckHomes(const Program& p, const Table& t) {
   for (const Chunk& c : p.chunks) {
     int src = t.home[static_cast<size_t>(c.src)], dst = t.home[static_cast<size_t>(c.dst)];
     if (wanted.count({src, dst}) == 0)
-      return Status::Error(Format("program %s: the table moves data from rank %d to %d, which the permutation doesn't ask for",
-                                  p.name.c_str(), src, dst));
+      return Status::Error(
+          Format("program %s: the table moves data from rank %d to %d, which the permutation doesn't ask for",
+                 p.name.c_str(), src, dst));
   }
   return {};
 }
@@ -434,12 +450,13 @@ Status Validate(const Program& program, const Table& table) {
         return Status::Error(Format("program %s: edge %u names a chunk twice", program.name.c_str(), e));
       list.push_back(e);
     }
-  // All contributions, or all results, of a chunk need an edge a rank. Asked first: a forged number of ranks gets no memory.
+  // All contributions, or all results, of a chunk need an edge a rank. Asked first: a forged number of ranks gets no
+  // memory.
   size_t least = HasDest(program.kind) && !Reduces(program.kind) ? 0 : static_cast<size_t>(program.nranks) - 1;
   for (uint32_t c = 0; c < program.chunks.size(); ++c)
     if (program.chunks[c].weight != 0 && edges_of[c].size() < least)
-      return Status::Error(Format("program %s: chunk %u moves over %zu edges, %d ranks need %zu at least", program.name.c_str(), c,
-                                  edges_of[c].size(), program.nranks, least));
+      return Status::Error(Format("program %s: chunk %u moves over %zu edges, %d ranks need %zu at least",
+                                  program.name.c_str(), c, edges_of[c].size(), program.nranks, least));
   ChunkCounter counter(program, table);
   for (uint32_t c = 0; c < program.chunks.size(); ++c) JC_RETURN_IF_ERROR(counter.Run(c, edges_of[c]));
   return {};

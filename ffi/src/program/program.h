@@ -27,15 +27,15 @@ const char* KindName(Kind kind);
 enum class EdgeOp : uint8_t { kCopy = 0, kReduce = 1 };
 
 struct Chunk {
-  int16_t src;       // home position of the only source, or -1: all ranks contribute (or the root)
-  int16_t dst;       // home position of the only destination, or -1
+  int16_t src;  // home position of the only source, or -1: all ranks contribute (or the root)
+  int16_t dst;  // home position of the only destination, or -1
   uint32_t weight;
   // Derived: where the chunk lies among the chunks that share its block.
   uint32_t index_in_block;
   uint32_t chunks_in_block;
   uint64_t weight_before;
   uint64_t block_weight;
-  int32_t graph;     // the only graph that moves it, or -1
+  int32_t graph;  // the only graph that moves it, or -1
 };
 
 struct Edge {
@@ -61,7 +61,7 @@ struct Program {
   int nranks, root, steps, pipeline;
   bool canonical;  // contributions are combined in the order of their senders' positions
   std::string name;
-  uint32_t id;     // hash of the bytes: two ranks that run different programs notice
+  uint32_t id;  // hash of the bytes: two ranks that run different programs notice
   std::vector<Chunk> chunks;
   std::vector<Graph> graphs;
   std::vector<Edge> edges;
@@ -95,7 +95,8 @@ struct Table {
   }
 };
 
-// True when the program under this table computes its collective: every destination holds each contribution exactly once.
+// True when the program under this table computes its collective: every destination holds each contribution exactly
+// once.
 Status Validate(const Program& program, const Table& table);
 
 // Whether a rank contributes to / must hold a chunk, under a table's homes.

@@ -36,11 +36,11 @@ enum class DType : uint8_t {
 
 enum class Reduction : uint8_t { kSum = 0, kMax = 1, kMin = 2, kProd = 3, kNone = 4 };
 
-size_t ElementSize(DType t);               // bytes; 0 for types this library doesn't move
-const char* DTypeName(DType t);            // "f32"
-const char* ReductionName(Reduction r);    // "sum"
-bool IsNarrow(DType t);                    // float types whose sums are kept in f32
-bool CanReduce(DType t, Reduction r);      // whether Combine() knows the pair
+size_t ElementSize(DType t);             // bytes; 0 for types this library doesn't move
+const char* DTypeName(DType t);          // "f32"
+const char* ReductionName(Reduction r);  // "sum"
+bool IsNarrow(DType t);                  // float types whose sums are kept in f32
+bool CanReduce(DType t, Reduction r);    // whether Combine() knows the pair
 
 }  // namespace jaxcoll
 

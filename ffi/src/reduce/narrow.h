@@ -30,8 +30,8 @@ struct BF16 {
   }
 };
 
-// A small float with kExp exponent and kMan mantissa bits. kInf: has infinities (else, fn: only the all-ones pattern is NaN);
-// kFnuz: no infinities, no negative zero, NaN is 0x80.
+// A small float with kExp exponent and kMan mantissa bits. kInf: has infinities (else, fn: only the all-ones pattern is
+// NaN); kFnuz: no infinities, no negative zero, NaN is 0x80.
 template <typename S, int kExp, int kMan, int kBias, bool kInf, bool kFnuz>
 struct Small {
   using Storage = S;
@@ -58,7 +58,7 @@ struct Small {
     uint32_t overflow = kInf ? (kExpMask << kMan) : kNan;  // infinity, or NaN where there is none
     if (mag > 0x7f800000u) return static_cast<Storage>(kFnuz ? kSign : sign | kNan);
     if (mag == 0x7f800000u) return static_cast<Storage>(kFnuz ? kSign : sign | overflow);
-    int exp = static_cast<int>(mag >> 23) - 127;           // of the float
+    int exp = static_cast<int>(mag >> 23) - 127;                // of the float
     int lsb = exp < 1 - kBias ? 1 - kBias - kMan : exp - kMan;  // weight of the last kept bit
     uint64_t man = (mag >> 23) == 0 ? (mag & 0x7fffffu) : (mag & 0x7fffffu) | 0x800000u;
     int shift = lsb - ((mag >> 23) == 0 ? -149 : exp - 23);

@@ -1,4 +1,5 @@
-// One record per edge and execution (BUILD.md section 3), and the bounded buffer that holds them until they are drained.
+// One record per edge and execution (BUILD.md section 3), and the bounded buffer that holds them until they are
+// drained.
 #ifndef JAXCOLL_TELEMETRY_RECORD_H_
 #define JAXCOLL_TELEMETRY_RECORD_H_
 
