@@ -243,6 +243,7 @@ int jc_combine(int32_t dtype, int32_t reduce, void* dst, int dst_wide, const voi
   auto op = static_cast<jaxcoll::Reduction>(reduce);
   if (!jaxcoll::CanReduce(type, op)) return Report(Status::Error("no such reduction"));
   std::vector<jaxcoll::Source> list;
+  list.reserve(static_cast<size_t>(std::max(0, count)));
   for (int i = 0; i < count; ++i) list.push_back({sources[i], wide[i] != 0});
   jaxcoll::Combine(type, op, dst, dst_wide != 0, list.data(), count, n);
   return 0;

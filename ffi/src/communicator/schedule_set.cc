@@ -145,6 +145,7 @@ size_t ScheduleSet::waiting() {
 std::vector<uint64_t> ScheduleSet::versions() {
   std::lock_guard<std::mutex> lock(mu_);
   std::vector<uint64_t> out;
+  out.reserve(commits_.size());
   for (const Commit& c : commits_) out.push_back(c.version->number);
   return out;
 }

@@ -12,7 +12,7 @@ constexpr size_t kMaxEarlyBytes = size_t{256}
                                   << 20;  // what peers may send ahead of operations that this process has not begun
 constexpr size_t kMaxAborted = 4096;
 constexpr size_t kMaxReason = 4096;  // bytes of text in an abort
-constexpr size_t kRecordCapacity = size_t{1} << 17;
+constexpr size_t kRecordCapacity = size_t{1} << 14;
 constexpr size_t kHelpFrom = size_t{128} << 10;  // bytes of a task from which waking another thread pays
 static const int kYields = getenv("KY") ? atoi(getenv("KY")) : 4;
 

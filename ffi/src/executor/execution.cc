@@ -182,6 +182,7 @@ void Execution::IssueSend(uint32_t lane, uint32_t id) {
   if (link->can_read()) {
     o.offered = true;
     std::vector<RemoteSpan> remote;
+    remote.reserve(spans.size());
     for (const Span& s : spans) remote.push_back({reinterpret_cast<uint64_t>(s.data), s.size});
     Span payload{remote.data(), remote.size() * sizeof(RemoteSpan)};
     link->Send(MakeHeader(MessageType::kOffer, node.peer, lane, node.transfer), &payload, 1);

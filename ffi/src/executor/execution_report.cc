@@ -47,6 +47,7 @@ std::string Execution::Describe() const {
 }
 
 void Execution::AddRecords(RecordBuffer* buffer, size_t* held) const {
+  if (buffer->full()) return buffer->Drop(plan_.record_edges.size());  // nobody drains: not worth the time
   static thread_local std::vector<Record> records;
   static thread_local std::vector<std::pair<int64_t, int64_t>> spans;  // first byte, last byte
   records.assign(plan_.record_edges.size(), Record{});

@@ -7,8 +7,8 @@
 namespace jaxcoll {
 namespace {
 
-constexpr int64_t kBounceElements =
-    16 << 10;  // of a remote source per pass: the bounce buffers of a fan-in stay in the L2 cache
+// Of a remote source per pass: the bounce buffers of a fan-in stay in the L2 cache.
+constexpr int64_t kBounceElements = 16 << 10;
 constexpr size_t kAroundFrom = size_t{32} << 10;
 
 // Where byte `at` of a list of spans lies, and how many bytes follow it there.

@@ -44,7 +44,7 @@ void Engine::TellWaiting(int64_t now) {
     int rank = -1;
     if (e->failed || now - std::max(e->started_ns, e->told_ns) < period) continue;
     e->told_ns = now;
-    std::string what = e->Missing(&rank);
+    (void)e->Missing(&rank);  // only whom, not the words
     for (int r = 0; r < e->request.group->size(); ++r) {
       Header h = e->MakeHeader(MessageType::kWaiting, r, 0, static_cast<uint32_t>(rank < 0 ? e->request.rank : rank));
       auto process = static_cast<size_t>(e->request.group->process[static_cast<size_t>(r)]);

@@ -295,11 +295,11 @@ class Compiler {
 std::shared_ptr<const Plan> CompilePlan(std::shared_ptr<const Program> program, const Table& table, int rank,
                                         bool wide) {
   auto plan = std::make_shared<Plan>();
-  plan->program = program;
+  plan->program = std::move(program);
   plan->table_version = table.version;
   plan->rank = rank;
   plan->wide = wide;
-  Compiler(*program, table, rank, wide, plan.get()).Run();
+  Compiler(*plan->program, table, rank, wide, plan.get()).Run();
   return plan;
 }
 

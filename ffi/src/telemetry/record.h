@@ -4,6 +4,7 @@
 #define JAXCOLL_TELEMETRY_RECORD_H_
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
@@ -23,42 +24,48 @@ struct Record {
 };
 static_assert(sizeof(Record) == 80, "the Python side reads this layout");
 
-// Many writers, one drainer; when it is full new records are counted and dropped, never waited for.
+// Many writers, one drainer; when it is full new records are counted and dropped, never waited for. The ring is made and touched once: a
+// buffer that grew would cost the collectives a page fault every few executions.
 class RecordBuffer {
  public:
-  explicit RecordBuffer(size_t capacity) : capacity_(capacity) {}
+  explicit RecordBuffer(size_t capacity) : ring_(capacity) {}
+
+  // A hint, without the lock: records made now would only be dropped.
+  bool full() const { return full_.load(std::memory_order_relaxed); }
 
   // Returns the number of records held now.
   size_t Add(const Record* records, size_t n) {
     std::lock_guard<std::mutex> lock(mu_);
-    size_t room = capacity_ - (held_.size() - drained_);
-    size_t take = n < room ? n : room;
-    held_.insert(held_.end(), records, records + take);
+    size_t take = std::min(n, ring_.size() - count_);
+    for (size_t i = 0; i < take; ++i) ring_[(first_ + count_ + i) % ring_.size()] = records[i];
+    count_ += take;
     dropped_ += n - take;
-    return held_.size() - drained_;
+    full_.store(count_ == ring_.size(), std::memory_order_relaxed);
+    return count_;
+  }
+
+  void Drop(size_t n) {
+    std::lock_guard<std::mutex> lock(mu_);
+    dropped_ += n;
   }
 
   // Moves up to `max` records, oldest first, and tells how many were ever dropped.
   size_t DrainTo(Record* out, size_t max, uint64_t* dropped) {
     std::lock_guard<std::mutex> lock(mu_);
-    size_t left = held_.size() - drained_, n = left < max ? left : max;
-    auto first = held_.begin() + static_cast<ptrdiff_t>(drained_);
-    std::copy(first, first + static_cast<ptrdiff_t>(n), out);
-    drained_ += n;
-    // The rest moves to the front only now and then, so that many small drains of a full buffer stay cheap.
-    if (drained_ * 2 >= held_.size()) {
-      held_.erase(held_.begin(), held_.begin() + static_cast<ptrdiff_t>(drained_));
-      drained_ = 0;
-    }
+    size_t n = std::min(max, count_);
+    for (size_t i = 0; i < n; ++i) out[i] = ring_[(first_ + i) % ring_.size()];
+    first_ = (first_ + n) % ring_.size();
+    count_ -= n;
+    full_.store(false, std::memory_order_relaxed);
     *dropped = dropped_;
     return n;
   }
 
  private:
   std::mutex mu_;
-  size_t capacity_;
-  std::vector<Record> held_;
-  size_t drained_ = 0;  // of the front of held_
+  std::vector<Record> ring_;
+  size_t first_ = 0, count_ = 0;
+  std::atomic<bool> full_{false};
   uint64_t dropped_ = 0;
 };
 
