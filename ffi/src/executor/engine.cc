@@ -8,13 +8,13 @@
 namespace jaxcoll {
 namespace {
 
-constexpr size_t kMaxEarlyBytes = size_t{256}
-                                  << 20;  // what peers may send ahead of operations that this process has not begun
+// What peers may send ahead of operations that this process has not begun.
+constexpr size_t kMaxEarlyBytes = size_t{256} << 20;
 constexpr size_t kMaxAborted = 4096;
 constexpr size_t kMaxReason = 4096;  // bytes of text in an abort
 constexpr size_t kRecordCapacity = size_t{1} << 14;
 constexpr size_t kHelpFrom = size_t{128} << 10;  // bytes of a task from which waking another thread pays
-static const int kYields = getenv("KY") ? atoi(getenv("KY")) : 4;
+constexpr int kYields = 4;
 
 // A payload lies wherever its connection's buffer ends: not aligned.
 RemoteSpan SpanAt(const void* payload) {
@@ -51,6 +51,7 @@ void Engine::Stop() {
     std::unique_lock<std::mutex> lock(mu_);
     if (stopping_.exchange(true)) return;
     std::vector<OpKey> keys;
+    keys.reserve(open_.size());
     for (auto& [key, e] : open_) keys.push_back(key.op);
     for (const OpKey& key : keys) FailKey(key, "this process is leaving", nullptr);
     FlushFinished(lock);
@@ -224,6 +225,7 @@ void Engine::Complete(std::vector<Finished> finished) {
     return;
   }
   std::vector<std::function<void()>> completions;
+  completions.reserve(finished.size());
   for (Finished& f : finished)
     completions.push_back([done = std::move(f.done), status = std::move(f.status)] { done(status); });
   completers_.Run(std::move(completions));
@@ -446,7 +448,7 @@ void Engine::Retire(Execution* e) {
     e->caller->status = status;
     e->caller->over.store(true, std::memory_order_release);
   } else {
-    finished_.push_back({std::move(e->done), status});
+    finished_.push_back({std::move(e->done), std::move(status)});
   }
   auto gang = gangs_.find(e->request.key);
   gang->second->members[static_cast<size_t>(e->request.rank)] = nullptr;
