@@ -24,8 +24,8 @@ struct Record {
 };
 static_assert(sizeof(Record) == 80, "the Python side reads this layout");
 
-// Many writers, one drainer; when it is full new records are counted and dropped, never waited for. The ring is made and touched once: a
-// buffer that grew would cost the collectives a page fault every few executions.
+// Many writers, one drainer; when it is full new records are counted and dropped, never waited for. The ring is made
+// and touched once: a buffer that grew would cost the collectives a page fault every few executions.
 class RecordBuffer {
  public:
   explicit RecordBuffer(size_t capacity) : ring_(capacity) {}
