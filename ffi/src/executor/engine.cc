@@ -445,7 +445,7 @@ void Engine::Retire(Execution* e) {
     if (record_wake_ && held >= record_threshold_) record_wake_();
   }
   if (e->caller->inside) {
-    e->caller->status = status;
+    e->caller->status = std::move(status);
     e->caller->over.store(true, std::memory_order_release);
   } else {
     finished_.push_back({std::move(e->done), std::move(status)});
