@@ -31,11 +31,7 @@ thread_local std::string last_error;
 std::atomic<void (*)(const char*)> log_sink{nullptr};
 std::atomic<jaxcoll::World*> current_world{nullptr};
 
-int Report(const Status& s) {
-  if (s.ok()) return 0;
-  last_error = s.message();
-  return -1;
-}
+using jaxcoll::Report;
 
 Status NoSet() { return Status::Error("this process has not used that communicator's schedule set yet"); }
 
@@ -43,6 +39,12 @@ Status NoSet() { return Status::Error("this process has not used that communicat
 
 namespace jaxcoll {
 World* CurrentWorld() { return current_world.load(std::memory_order_acquire); }
+
+int Report(const Status& s) {
+  if (s.ok()) return 0;
+  last_error = s.message();
+  return -1;
+}
 }  // namespace jaxcoll
 
 extern "C" {
