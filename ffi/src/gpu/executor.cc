@@ -393,7 +393,8 @@ Status Team::Enqueue(const OpRequest& request, std::shared_ptr<const LaunchPlan>
                            static_cast<unsigned>(request.key.site & 0xffffffffu), static_cast<long long>(request.key.launch), request.rank, name_.c_str(),
                            status.message().c_str());
   Fail(why);
-  return Status::Error(std::move(why));
+  // Another rank's failure may be what stopped this one: then that is the cause to report.
+  return failure() == why ? Status::Error(std::move(why)) : FailureStatus(request.rank);
 }
 
 }  // namespace gpu
