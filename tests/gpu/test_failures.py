@@ -66,11 +66,11 @@ def fail_once(function: str, nth: int, pairs: bool) -> str:
         except NativeError as error:
             message = str(error)
         took = time.monotonic() - begin
+        standin().lib.standin_fail(function.encode(), -1, 0)  # the monitor's calls come at any time: the n-th may be yet to come
         assert took < AT_ONCE + 1.0, f"{function} call {nth}: {took:.1f} s"
         if message and gpu.teams:
             everybody_knows(gpu.teams[-1], message)
-        if gpu.teams or message:
-            again(gpu, pairs)
+        again(gpu, pairs)
         return message
 
 
@@ -124,6 +124,9 @@ def test_a_rank_that_never_comes():
         begin = time.monotonic()
         for rank in (0, 1):
             team.enqueue(rank, program, Kind.ALL_REDUCE, VALUES[rank], "sum", 1)
+        time.sleep(0.05)
+        stuck = standin().stuck()  # the deadlock as it lies there: who waits for what
+        assert "device 0: transfers of rank" in stuck and "device 2" not in stuck
         with pytest.raises(NativeError, match=r"rank \d in team\d+ has not ended within 0\.3 s .*step \d, edge \d->\d of graph \d"):
             team.wait()
         assert time.monotonic() - begin < 0.3 + AT_ONCE
@@ -185,18 +188,17 @@ def test_a_table_that_was_not_connected():
         assert not on_threads([lambda: b.run(shot, [np.ones(8, np.float32)] * 4)])
 
 
-def test_ranks_that_disagree_are_seen_not_hung():
-    # Different programs on two ranks: their transfers never meet, and the stand-in says who waits for what.
+def test_ranks_that_disagree():
+    # Different programs on two ranks: sizes don't match, or transfers never meet.
     with Gpu() as gpu:
         team = gpu.team(2, timeout=0.3)
         one, _ = team.program(build("ring", Kind.ALL_REDUCE, 2))
         two, _ = team.program(build("binomial", Kind.BROADCAST, 2, root=0))
         team.enqueue(0, one, Kind.ALL_REDUCE, np.ones(64, np.float32), "sum", 1)
         team.enqueue(1, two, Kind.BROADCAST, np.ones(64, np.float32), "sum", 1)
-        time.sleep(0.05)
-        assert "transfers of rank" in standin().stuck()
-        with pytest.raises(NativeError):
+        with pytest.raises(NativeError, match=r"rank \d of team\d+, edge \d->\d|has not ended"):
             team.wait()
+        assert "bytes met a receive of" in standin().breaches()
         standin().lib.standin_reset(1)  # the breach that it is (sizes differ) is what was provoked
 
 

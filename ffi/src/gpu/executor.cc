@@ -40,10 +40,8 @@ class Enqueuer {
     Status status = Fill();
     // Also after an error: what was enqueued uses the operands and the scratch memory, and `main` frees them.
     Status joined = Join();
-    if (own_memory_ != nullptr) {
-      Status freed = api_.Cuda(api_.cudaFreeAsync(own_memory_, main_), "cudaFreeAsync");
-      if (joined.ok()) joined = freed;
-    }
+    // Where `main` can't be made to wait, the memory is left alone: better lost with the broken device than reused too soon.
+    if (own_memory_ != nullptr && joined.ok()) joined = api_.Cuda(api_.cudaFreeAsync(own_memory_, main_), "cudaFreeAsync");
     if (status.ok()) status = joined;
     if (status.ok()) status = api_.Cuda(api_.cudaEventRecord(e_.at(InFlight::kOver), main_), "cudaEventRecord");
     if (status.ok()) {
@@ -386,7 +384,10 @@ Status Team::Enqueue(const OpRequest& request, std::shared_ptr<const LaunchPlan>
     status = api_->Cuda(api_->cudaGetDevice(&before), "cudaGetDevice");
     if (status.ok() && before != m->device) status = api_->Cuda(api_->cudaSetDevice(m->device), "cudaSetDevice");
     if (status.ok()) status = Enqueuer(this, m, request, std::move(plan), main).Run(allocate);
-    if (before >= 0 && before != m->device) (void)api_->cudaSetDevice(before);
+    if (before >= 0 && before != m->device) {
+      Status back = api_->Cuda(api_->cudaSetDevice(before), "cudaSetDevice");
+      if (status.ok()) status = back;
+    }
   }
   if (status.ok()) return status;
   std::string why = Format("%s (call %u, launch %lld) of rank %d in %s: %s", KindName(request.plan->program->kind),

@@ -51,6 +51,7 @@ Team::Team(std::shared_ptr<const Api> api, Kernels* kernels, Monitor* monitor, O
 
 Team::~Team() {
   monitor_->Remove(this);
+  if (failed() || under_way != 0) AbortAll();  // NCCL refuses to destroy what transfers still use
   for (auto& m : members_) DestroyMember(m.get());
 }
 
@@ -113,6 +114,7 @@ Status Team::Join(const std::vector<int>& ranks, const std::vector<int>& devices
 
 Status Team::JoinOne(Member* m, const UniqueId& id) {
   std::lock_guard<std::mutex> lock(m->connect_mu);
+  if (failed()) return Status::Error(failure());
   JC_CUDA(*api_, cudaFree(nullptr));  // makes the device's primary context, which the driver's calls need
   JC_CUDA(*api_, cudaStreamCreateWithFlags(&m->connect_stream, kNonBlockingStream));
   Config config = CommConfig();
@@ -149,6 +151,7 @@ Status Team::Connect(const Program& program, const Table& table, int* made) {
 
 Status Team::ConnectOne(Member* m, const std::vector<std::vector<std::pair<int, int>>>& rounds, std::atomic<int>* made) {
   std::lock_guard<std::mutex> lock(m->connect_mu);
+  if (failed()) return Status::Error(failure());  // aborted before this thread had the lock
   Config config = CommConfig();
   for (const auto& round : rounds) {
     int color = kNoColor;

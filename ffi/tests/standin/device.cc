@@ -175,6 +175,16 @@ static int64_t Copy(const std::string& text, char* out, int64_t size) {
   return static_cast<int64_t>(text.size());
 }
 
+// A stream of the caller's own, neither counted nor failed.
+void* standin_stream(int device) {
+  standin::Device& d = standin::Device::Get();
+  auto* s = new standin::StreamState;
+  s->device = device;
+  std::lock_guard<std::mutex> lock(d.mu);
+  d.streams.insert(s);
+  return s;
+}
+
 int64_t standin_all_calls(char* out, int64_t size) { return Copy(standin::Device::Get().AllCalls(), out, size); }
 int64_t standin_breaches(char* out, int64_t size) { return Copy(standin::Device::Get().Breaches(), out, size); }
 int64_t standin_stuck(char* out, int64_t size) { return Copy(standin::Device::Get().Stuck(), out, size); }
