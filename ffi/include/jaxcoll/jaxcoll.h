@@ -109,6 +109,13 @@ int jc_gpu_enqueue(jc_gpu_team* team, int64_t program, int rank, int64_t launch,
                    int leaves, void* const* inputs, void* const* outputs, const int64_t* counts, void* stream);
 int jc_gpu_wait(jc_gpu_team* team, int64_t timeout_ns);  /* 0 all over, -1 failed, 1 not yet */
 void jc_gpu_fail(jc_gpu_team* team, const char* why);    /* another process has failed */
+/* The same for the XLA handlers: a world's communicators, named by their devices. ordinals: the CUDA devices of the local ranks. */
+int jc_world_gpu_join(jc_world* w, jc_gpu* gpu, const jc_gpu_options* options, const int64_t* devices, int ranks, const int* ordinals,
+                      int count, const uint8_t* unique_id);
+int jc_world_gpu_connect(jc_world* w, uint64_t group, int64_t set_key);  /* returns how many communicators were made */
+int jc_world_gpu_enqueue(jc_world* w, int64_t device, int64_t launch, int32_t kind, int32_t reduce, int32_t dtype, int64_t site, int64_t set_key,
+                         const int64_t* devices, int32_t group_size, int32_t groups, int leaves, void* const* inputs, void* const* outputs,
+                         const int64_t* counts, void* stream);
 int64_t jc_gpu_records_drain(jc_gpu* gpu, void* out, int64_t max, uint64_t* dropped);
 const char* jc_gpu_combine_source(void);                 /* the text of the reduction kernel */
 

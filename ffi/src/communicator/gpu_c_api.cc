@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "communicator/c_api_internal.h"
+#include "communicator/world.h"
 #include "gpu/runtime.h"
 #include "gpu/team.h"
 #include "jaxcoll/jaxcoll.h"
@@ -16,8 +17,8 @@ using jaxcoll::Status;
 namespace gpu = jaxcoll::gpu;
 
 struct jc_gpu {
-  explicit jc_gpu(std::shared_ptr<const gpu::Api> api) : runtime(api), versions(api->Describe()) {}
-  gpu::Runtime runtime;
+  explicit jc_gpu(std::shared_ptr<const gpu::Api> api) : runtime(std::make_shared<gpu::Runtime>(api)), versions(api->Describe()) {}
+  const std::shared_ptr<gpu::Runtime> runtime;
   const std::string versions;
 };
 
@@ -41,6 +42,18 @@ bool Reduces(jaxcoll::Kind k) {
   return k == jaxcoll::Kind::kAllReduce || k == jaxcoll::Kind::kReduce || k == jaxcoll::Kind::kReduceScatter;
 }
 
+Status ReadOptions(const jc_gpu_options* o, int ranks, int count, gpu::Options* out) {
+  if (ranks < 1 || count < 1 || count > ranks || o->max_streams < 1 || o->timeout_ns < 1)
+    return Status::Error(Format("%d local ranks of %d, at most %d streams, %lld ns time-out", count, ranks, o->max_streams,
+                                static_cast<long long>(o->timeout_ns)));
+  out->pairs = o->pairs != 0;
+  out->record = o->record != 0;
+  out->max_streams = o->max_streams;
+  out->max_ctas = o->max_ctas;
+  out->timeout_ns = o->timeout_ns;
+  return {};
+}
+
 constexpr timespec kWaitPause = {0, 200000};
 
 }  // namespace
@@ -61,24 +74,15 @@ const char* jc_gpu_versions(jc_gpu* g) { return g->versions.c_str(); }
 
 int jc_gpu_unique_id(jc_gpu* g, uint8_t* out) {
   gpu::UniqueId id;
-  Status s = g->runtime.api->Nccl(g->runtime.api->ncclGetUniqueId(&id), "ncclGetUniqueId");
+  Status s = g->runtime->api->Nccl(g->runtime->api->ncclGetUniqueId(&id), "ncclGetUniqueId");
   if (s.ok()) memcpy(out, id.bytes, sizeof(id.bytes));
   return Report(s);
 }
 
 jc_gpu_team* jc_gpu_join(jc_gpu* g, const jc_gpu_options* o, uint64_t id, const char* name, int ranks, const int* local, const int* devices,
                          int count, const uint8_t* unique_id) {
-  if (ranks < 1 || count < 1 || count > ranks || o->max_streams < 1 || o->timeout_ns < 1) {
-    Report(Status::Error(Format("%d local ranks of %d, at most %d streams, %lld ns time-out", count, ranks, o->max_streams,
-                                static_cast<long long>(o->timeout_ns))));
-    return nullptr;
-  }
   gpu::Options options;
-  options.pairs = o->pairs != 0;
-  options.record = o->record != 0;
-  options.max_streams = o->max_streams;
-  options.max_ctas = o->max_ctas;
-  options.timeout_ns = o->timeout_ns;
+  if (Report(ReadOptions(o, ranks, count, &options)) != 0) return nullptr;
   auto t = std::make_unique<jc_gpu_team>();
   t->gpu = g;
   t->group = std::make_shared<jaxcoll::Group>();
@@ -86,7 +90,7 @@ jc_gpu_team* jc_gpu_join(jc_gpu* g, const jc_gpu_options* o, uint64_t id, const 
   t->group->name = name;
   t->group->process.assign(static_cast<size_t>(ranks), 0);
   t->local.assign(local, local + count);
-  t->team = std::make_unique<gpu::Team>(g->runtime.api, &g->runtime.kernels, &g->runtime.monitor, options, id, name, ranks);
+  t->team = std::make_unique<gpu::Team>(g->runtime->api, &g->runtime->kernels, &g->runtime->monitor, options, id, name, ranks);
   gpu::UniqueId unique;
   memcpy(unique.bytes, unique_id, sizeof(unique.bytes));
   if (Report(t->team->Join(t->local, std::vector<int>(devices, devices + count), unique)) != 0) return nullptr;
@@ -156,8 +160,30 @@ int jc_gpu_wait(jc_gpu_team* t, int64_t timeout_ns) {
 
 void jc_gpu_fail(jc_gpu_team* t, const char* why) { t->team->Fail(why); }
 
+int jc_world_gpu_join(jc_world* w, jc_gpu* g, const jc_gpu_options* o, const int64_t* devices, int ranks, const int* ordinals, int count,
+                      const uint8_t* unique_id) {
+  gpu::Options options;
+  if (Report(ReadOptions(o, ranks, count, &options)) != 0) return -1;
+  gpu::UniqueId unique;
+  memcpy(unique.bytes, unique_id, sizeof(unique.bytes));
+  return Report(jaxcoll::WorldOf(w)->JoinGpu(g->runtime, options, devices, static_cast<size_t>(ranks), std::vector<int>(ordinals, ordinals + count), unique));
+}
+
+int jc_world_gpu_connect(jc_world* w, uint64_t group, int64_t set_key) {
+  int made = 0;
+  return Report(jaxcoll::WorldOf(w)->ConnectGpu(group, set_key, &made)) == 0 ? made : -1;
+}
+
+int jc_world_gpu_enqueue(jc_world* w, int64_t device, int64_t launch, int32_t kind, int32_t reduce, int32_t dtype, int64_t site, int64_t set_key,
+                         const int64_t* devices, int32_t group_size, int32_t groups, int leaves, void* const* inputs, void* const* outputs,
+                         const int64_t* counts, void* stream) {
+  jaxcoll::Call call =
+      jaxcoll::MakeCall(device, launch, kind, reduce, dtype, site, set_key, devices, group_size, groups, leaves, inputs, outputs, counts);
+  return Report(jaxcoll::WorldOf(w)->ExecuteGpu(std::move(call), stream, {}));
+}
+
 int64_t jc_gpu_records_drain(jc_gpu* g, void* out, int64_t max, uint64_t* dropped) {
-  return static_cast<int64_t>(g->runtime.records.DrainTo(static_cast<jaxcoll::Record*>(out), static_cast<size_t>(max), dropped));
+  return static_cast<int64_t>(g->runtime->records.DrainTo(static_cast<jaxcoll::Record*>(out), static_cast<size_t>(max), dropped));
 }
 
 const char* jc_gpu_combine_source(void) { return gpu::CombineSource(); }
