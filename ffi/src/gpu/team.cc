@@ -11,6 +11,7 @@ namespace gpu {
 namespace {
 
 constexpr unsigned kNonBlockingStream = 1;  // cudaStreamNonBlocking: no hidden order with the legacy stream
+constexpr unsigned kUntimedEvent = 2;        // cudaEventDisableTiming
 constexpr size_t kPlansKept = 256;
 constexpr timespec kSettlePause = {0, 50000};
 
@@ -171,7 +172,25 @@ Status Team::ConnectOne(Member* m, const std::vector<std::vector<std::pair<int, 
     JC_RETURN_IF_ERROR(Warm(m, comm, sender));
     ++*made;
   }
-  return {};
+  return AwaitConnected(m);
+}
+
+// The bytes have really gone: a pair that can't carry data is found before its table comes into force.
+Status Team::AwaitConnected(Member* m) {
+  Event event = nullptr;
+  JC_CUDA(*api_, cudaEventCreateWithFlags(&event, kUntimedEvent));
+  Status status = api_->Cuda(api_->cudaEventRecord(event, m->connect_stream), "cudaEventRecord");
+  int64_t deadline = NowNs() + options_.timeout_ns;
+  while (status.ok()) {
+    int code = api_->cudaEventQuery(event);
+    if (code == 0) break;
+    if (code != kCudaNotReady) status = api_->Cuda(code, "cudaEventQuery");
+    else if (failed()) status = Status::Error(failure());
+    else if (NowNs() > deadline) status = Status::Error("the first transfers of new pairs are not through within the time-out (JAXCOLL_TIMEOUT)");
+    else nanosleep(&kSettlePause, nullptr);
+  }
+  Status gone = api_->Cuda(api_->cudaEventDestroy(event), "cudaEventDestroy");
+  return status.ok() ? gone : status;
 }
 
 // NCCL connects a pair at its first transfer (NCCL_RUNTIME_CONNECT): one byte now, so that no execution pays for it.

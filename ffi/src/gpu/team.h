@@ -126,6 +126,7 @@ class Team {
   Status JoinOne(Member* m, const UniqueId& id);
   Status ConnectOne(Member* m, const std::vector<std::vector<std::pair<int, int>>>& rounds, std::atomic<int>* made);
   Status Warm(Member* m, Comm comm, bool send);
+  Status AwaitConnected(Member* m);
   // Waits, on a set-up path, until a call that NCCL does in the background is through.
   Status Settle(Comm comm, int code, const char* call);
   Status OnAll(const std::function<Status(Member*)>& f);  // a thread for each local rank
