@@ -98,7 +98,14 @@ class Team:
     _ids = itertools.count(1)
 
     def __init__(
-        self, gpu: Gpu, ranks: int, *, pairs: bool = True, record: bool = True, timeout: float = 30.0, max_streams: int = 32
+        self,
+        gpu: Gpu,
+        ranks: int,
+        *,
+        pairs: bool = True,
+        record: bool = True,
+        timeout: float = 30.0,
+        max_streams: int = 32,
     ) -> None:
         self.gpu, self.native, self.ranks = gpu, gpu.native, ranks
         ffi, lib = self.native.ffi, self.native.lib
@@ -107,7 +114,13 @@ class Team:
         self.native.check(lib.jc_gpu_unique_id(gpu.handle, unique))
         options = ffi.new(
             "jc_gpu_options*",
-            {"timeout_ns": int(timeout * NS), "pairs": pairs, "record": record, "max_streams": max_streams, "max_ctas": 0},
+            {
+                "timeout_ns": int(timeout * NS),
+                "pairs": pairs,
+                "record": record,
+                "max_streams": max_streams,
+                "max_ctas": 0,
+            },
         )
         everyone = ffi.new("int[]", list(range(ranks)))
         self.handle = lib.jc_gpu_join(
@@ -129,7 +142,14 @@ class Team:
         return self.native.check(handle), made[0]
 
     def enqueue(
-        self, rank: int, program: int, kind: Kind, value: Array, reduce: str, launch: int, leaves: Sequence[int] | None = None
+        self,
+        rank: int,
+        program: int,
+        kind: Kind,
+        value: Array,
+        reduce: str,
+        launch: int,
+        leaves: Sequence[int] | None = None,
     ) -> Run:
         n, ffi = self.ranks, self.native.ffi
         in_blocks = n if kind in (Kind.REDUCE_SCATTER, Kind.ALL_TO_ALL) else 1
@@ -139,7 +159,9 @@ class Team:
         inputs = [np.ascontiguousarray(p) for p in np.split(value.reshape(in_blocks, sum(counts)), cuts, axis=1)]
         run = Run(inputs, [guarded(c * out_blocks, value.dtype) for c in counts], out_blocks)
         self.gpu.kept.append(run)
-        pointers = [ffi.new("void*[]", [ffi.cast("void*", a.ctypes.data) for a in s]) for s in (run.inputs, run.outputs)]
+        pointers = [
+            ffi.new("void*[]", [ffi.cast("void*", a.ctypes.data) for a in s]) for s in (run.inputs, run.outputs)
+        ]
         code = REDUCE[reduce] if kind.reduces else REDUCE["none"]
         stream = ffi.cast("void*", int(standin().ffi.cast("intptr_t", self.streams[rank])))
         self.native.check(

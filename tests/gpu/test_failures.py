@@ -66,7 +66,9 @@ def fail_once(function: str, nth: int, pairs: bool) -> str:
         except NativeError as error:
             message = str(error)
         took = time.monotonic() - begin
-        standin().lib.standin_fail(function.encode(), -1, 0)  # the monitor's calls come at any time: the n-th may be yet to come
+        standin().lib.standin_fail(
+            function.encode(), -1, 0
+        )  # the monitor's calls come at any time: the n-th may be yet to come
         assert took < AT_ONCE + 1.0, f"{function} call {nth}: {took:.1f} s"
         if message and gpu.teams:
             everybody_knows(gpu.teams[-1], message)
@@ -107,7 +109,9 @@ def test_each_call_fails_once(pairs: bool, request: pytest.FixtureRequest):
     assert not untold, "failures that nobody was told: " + ", ".join(untold)
 
 
-@pytest.mark.parametrize("function", ["ncclGetVersion", "cudaRuntimeGetVersion", "cudaDriverGetVersion", "nvrtcVersion"])
+@pytest.mark.parametrize(
+    "function", ["ncclGetVersion", "cudaRuntimeGetVersion", "cudaDriverGetVersion", "nvrtcVersion"]
+)
 def test_opening_fails(function: str):
     gpu = Gpu()
     standin().lib.standin_reset(1)
@@ -127,7 +131,9 @@ def test_a_rank_that_never_comes():
         time.sleep(0.05)
         stuck = standin().stuck()  # the deadlock as it lies there: who waits for what
         assert "device 0: transfers of rank" in stuck and "device 2" not in stuck
-        with pytest.raises(NativeError, match=r"rank \d in team\d+ has not ended within 0\.3 s .*step \d, edge \d->\d of graph \d"):
+        with pytest.raises(
+            NativeError, match=r"rank \d in team\d+ has not ended within 0\.3 s .*step \d, edge \d->\d of graph \d"
+        ):
             team.wait()
         assert time.monotonic() - begin < 0.3 + AT_ONCE
         with pytest.raises(NativeError, match=r"rank 2 of .* can't go on"):
@@ -142,7 +148,9 @@ def test_a_rank_that_never_joins():
         ffi, lib = gpu.native.ffi, gpu.native.lib
         unique = ffi.new("uint8_t[128]")
         assert lib.jc_gpu_unique_id(gpu.handle, unique) == 0
-        options = ffi.new("jc_gpu_options*", {"timeout_ns": 200_000_000, "pairs": 1, "record": 1, "max_streams": 8, "max_ctas": 0})
+        options = ffi.new(
+            "jc_gpu_options*", {"timeout_ns": 200_000_000, "pairs": 1, "record": 1, "max_streams": 8, "max_ctas": 0}
+        )
         two = ffi.new("int[]", [0, 1])
         begin = time.monotonic()
         assert lib.jc_gpu_join(gpu.handle, options, 1, b"short", 3, two, two, 2, unique) == ffi.NULL

@@ -22,7 +22,11 @@ pytestmark = pytest.mark.timeout(280)
 
 NARROW = [name for name in DTYPE if name.startswith(("float8", "bfloat16", "float16"))]
 COMPLEX = ("complex64", "complex128")
-PAIRS = [(t, r) for t, r in itertools.product(DTYPE, ("sum", "max", "min", "prod")) if t not in COMPLEX or r in ("sum", "prod")]
+PAIRS = [
+    (t, r)
+    for t, r in itertools.product(DTYPE, ("sum", "max", "min", "prod"))
+    if t not in COMPLEX or r in ("sum", "prod")
+]
 SOME_PAIRS = [
     ("bfloat16", "sum"), ("float8_e4m3fn", "prod"), ("int16", "sum"), ("complex128", "prod"), ("float32", "max"),
 ]  # fmt: skip
@@ -55,7 +59,9 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Any:
         f" JcKernel<JcType<{DTYPE[t]}>, {REDUCE[r]}>::Run(*a, i, threads);\n"
         for t, r in PAIRS
     )
-    text = HOST + source() + f'\nextern "C" void run(int type, int op, const JcArgs* a, unsigned threads) {{\n{rows}}}\n'
+    text = (
+        HOST + source() + f'\nextern "C" void run(int type, int op, const JcArgs* a, unsigned threads) {{\n{rows}}}\n'
+    )
     (folder / "kernel.cc").write_text(text)
     library = folder / "kernel.so"
     command = [str(compiler), "-std=c++17", "-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-shared", "-fPIC"]
@@ -147,7 +153,9 @@ def test_rounding_of_every_pattern(kernel: Any, dtype: str):
     finite = np.unique(loaded[np.isfinite(loaded)])
     middle = ((finite[1:].astype(np.float64) + finite[:-1]) / 2).astype(np.float32)
     beside = [np.nextafter(middle, np.float32(-np.inf)), np.nextafter(middle, np.float32(np.inf))]
-    values = np.concatenate([finite, middle, *beside, np.array([1e30, -1e30, 0.0, np.inf, -np.inf, np.nan], np.float32)])
+    values = np.concatenate(
+        [finite, middle, *beside, np.array([1e30, -1e30, 0.0, np.inf, -np.inf, np.nan], np.float32)]
+    )
     stored = np.zeros(values.size, kind)
     args = ffi.new("JcArgs*", {"n": values.size, "count": 1, "dst_wide": 0})
     args.wide[0] = 1

@@ -59,8 +59,8 @@ def test_recording_costs_one_event_an_edge():
 
 
 def test_swaps_under_load():
-    # Executions follow each other without a pause; the table changes between them and back. The pairs of a new table are connected
-    # meanwhile by another thread.
+    # Executions follow each other without a pause; the table changes between them and back. The pairs of a new table
+    # are connected meanwhile by another thread.
     schedule = build("dual_tree", Kind.ALL_REDUCE, 6, pipeline=2)
     identity = Table.identity(schedule)
     tables = [identity, identity.swap_global(0, 4), identity.swap_graph(1, 2, 3)]
