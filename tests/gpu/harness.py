@@ -13,8 +13,8 @@ from typing import Any
 import cffi
 import numpy as np
 import numpy.typing as npt
-from needs import need
 from native.harness import DTYPE, REDUCE, guarded
+from needs import need
 
 from jaxcoll.runtime.native import NATIVE_DIR, Native, NativeError, load
 from jaxcoll.schedule import Kind, Schedule, Table, encode

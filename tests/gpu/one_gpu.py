@@ -17,11 +17,11 @@ import numpy as np
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
 
-from native.harness import DTYPE
+from native.harness import DTYPE  # noqa: E402
 
-from jaxcoll.runtime import gpu
-from jaxcoll.runtime.native import load
-from jaxcoll.schedule import Kind, build, encode
+from jaxcoll.runtime import gpu  # noqa: E402
+from jaxcoll.runtime.native import load  # noqa: E402
+from jaxcoll.schedule import Kind, build, encode  # noqa: E402
 
 ROUNDS = 20
 
@@ -44,7 +44,9 @@ class Cuda:
 
     def download(self, p: int, like: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         out = np.empty_like(like)
-        self.check(self.lib.cudaMemcpy(out.ctypes.data_as(ctypes.c_void_p), ctypes.c_void_p(p), ctypes.c_size_t(out.nbytes), 2))
+        self.check(
+            self.lib.cudaMemcpy(out.ctypes.data_as(ctypes.c_void_p), ctypes.c_void_p(p), ctypes.c_size_t(out.nbytes), 2)
+        )
         return out
 
     def stream(self) -> int:
@@ -60,10 +62,19 @@ def measure(ranks: int, name: str, nbytes: int, pairs: bool, record: bool, cuda:
     unique, made = ffi.new("uint8_t[128]"), ffi.new("int*")
     native.check(lib.jc_gpu_unique_id(handle, unique))
     options = ffi.new(
-        "jc_gpu_options*", {"timeout_ns": 60_000_000_000, "pairs": pairs, "record": record, "max_streams": 16, "max_ctas": 1}
+        "jc_gpu_options*",
+        {"timeout_ns": 60_000_000_000, "pairs": pairs, "record": record, "max_streams": 16, "max_ctas": 1},
     )
     team = lib.jc_gpu_join(
-        handle, options, 1, b"one GPU", ranks, ffi.new("int[]", list(range(ranks))), ffi.new("int[]", [0] * ranks), ranks, unique
+        handle,
+        options,
+        1,
+        b"one GPU",
+        ranks,
+        ffi.new("int[]", list(range(ranks))),
+        ffi.new("int[]", [0] * ranks),
+        ranks,
+        unique,
     )
     assert team != ffi.NULL, native.text(lib.jc_last_error())
     schedule = build(name, Kind.ALL_REDUCE, ranks)
@@ -111,7 +122,9 @@ def main() -> None:
             for pairs in (True, False):
                 for record in (True, False):
                     ms = measure(arguments.ranks, name, nbytes, pairs, record, cuda)
-                    print(f"| {name} | {nbytes} | {'pairs' if pairs else 'groups'} | {'yes' if record else 'no'} | {ms:.3f} |")
+                    print(
+                        f"| {name} | {nbytes} | {'pairs' if pairs else 'groups'} | {'yes' if record else 'no'} | {ms:.3f} |"
+                    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The GPU executor over the stand-in gives what the interpreter gives, to the bit, whatever order the streams run in."""
+"""The GPU executor over the stand-in gives what the interpreter gives, to the bit, in whatever order streams run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every CUDA, NVRTC and NCCL call fails once, at each position; ranks that don't come; devices that break. Nothing may hang."""
+"""Every CUDA, NVRTC and NCCL call fails once, at each position; ranks don't come; devices break. Nothing may hang."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from jaxcoll.runtime.native import NativeError
 from jaxcoll.schedule import Kind, build
 
-from .harness import Gpu, Team, on_threads, standin
+from .harness import Gpu, Team, standin
 from .test_path import MONITOR
 
 pytestmark = pytest.mark.timeout(280)
@@ -84,7 +84,8 @@ def everybody_knows(team: Team, message: str) -> None:
         with pytest.raises(NativeError) as error:
             team.enqueue(rank, 0, Kind.ALL_REDUCE, VALUES[0], "sum", 99)
         if "no such program" not in str(error.value):
-            assert cause in str(error.value) and f"rank {rank}" in str(error.value)
+            assert cause in str(error.value)
+            assert f"rank {rank}" in str(error.value)
     assert time.monotonic() - begin < AT_ONCE
 
 
@@ -130,7 +131,8 @@ def test_a_rank_that_never_comes():
             team.enqueue(rank, program, Kind.ALL_REDUCE, VALUES[rank], "sum", 1)
         time.sleep(0.05)
         stuck = standin().stuck()  # the deadlock as it lies there: who waits for what
-        assert "device 0: transfers of rank" in stuck and "device 2" not in stuck
+        assert "device 0: transfers of rank" in stuck
+        assert "device 2" not in stuck
         with pytest.raises(
             NativeError, match=r"rank \d in team\d+ has not ended within 0\.3 s .*step \d, edge \d->\d of graph \d"
         ):
@@ -143,8 +145,7 @@ def test_a_rank_that_never_comes():
 
 def test_a_rank_that_never_joins():
     # Only two of three ranks are there: the set-up ends with the time-out, not later.
-    gpu_ = Gpu()
-    with gpu_ as gpu:
+    with Gpu() as gpu:
         ffi, lib = gpu.native.ffi, gpu.native.lib
         unique = ffi.new("uint8_t[128]")
         assert lib.jc_gpu_unique_id(gpu.handle, unique) == 0
@@ -156,7 +157,8 @@ def test_a_rank_that_never_joins():
         assert lib.jc_gpu_join(gpu.handle, options, 1, b"short", 3, two, two, 2, unique) == ffi.NULL
         assert time.monotonic() - begin < 0.2 + AT_ONCE
         message = gpu.native.text(lib.jc_last_error())
-        assert "ncclCommInitRankConfig" in message and "JAXCOLL_TIMEOUT" in message
+        assert "ncclCommInitRankConfig" in message
+        assert "JAXCOLL_TIMEOUT" in message
 
 
 @pytest.mark.parametrize("pairs", [True, False], ids=["pairs", "groups"])
@@ -182,18 +184,6 @@ def test_another_process_fails():
         gpu.native.lib.jc_gpu_fail(team.handle, b"rank 7 has left")
         with pytest.raises(NativeError, match="rank 7 has left"):
             team.wait()
-
-
-def test_a_table_that_was_not_connected():
-    # The one rule of staging: a pair is connected before a table with it comes into force. A breach is an error, not a hang.
-    with Gpu() as gpu:
-        a, b = gpu.team(4), gpu.team(4)
-        ring = build("ring", Kind.ALL_REDUCE, 4)
-        shot = build("one_shot", Kind.ALL_REDUCE, 4)
-        a.program(ring)
-        b.program(shot)
-        assert not on_threads([lambda: a.run(ring, [np.ones(8, np.float32)] * 4)])
-        assert not on_threads([lambda: b.run(shot, [np.ones(8, np.float32)] * 4)])
 
 
 def test_ranks_that_disagree():

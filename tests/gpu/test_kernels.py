@@ -1,4 +1,4 @@
-"""The reduction kernel: its text gives the bits of the CPU's reductions, and compiles for every GPU that is promised."""
+"""The reduction kernel: its text gives the bits of the CPU's reductions, and compiles for every promised GPU."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ HOST = """
 #define __align__(n) alignas(n)
 static struct { unsigned x; } blockIdx, blockDim = {1}, gridDim = {1}, threadIdx;
 """
-ARGS = "typedef struct { void* dst; const void* src[128]; uint64_t wide[2]; uint64_t n; uint32_t count, dst_wide; } JcArgs;"
+ARGS = """
+typedef struct { void* dst; const void* src[128]; uint64_t wide[2]; uint64_t n; uint32_t count, dst_wide; } JcArgs;
+"""
 
 
 def source() -> str:
@@ -127,8 +129,8 @@ def test_bits_of_the_cpu(kernel: Any, dtype: str, reduce: str):
             pointers = native.ffi.new("void*[]", [native.ffi.cast("void*", s.ctypes.data) for s in held])
             flags = native.ffi.new("int[]", [int(w) for w in wide])
             assert native.lib.jc_combine(
-                DTYPE[dtype], REDUCE[reduce], native.ffi.cast("void*", want.ctypes.data), int(dst_wide), pointers, flags,
-                count, n,
+                DTYPE[dtype], REDUCE[reduce], native.ffi.cast("void*", want.ctypes.data), int(dst_wide), pointers,
+                flags, count, n,
             ) == 0  # fmt: skip
             if dtype in COMPLEX and reduce == "prod":
                 # The CPU's compiler may fuse a multiplication and an addition: close, not equal.

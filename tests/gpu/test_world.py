@@ -112,6 +112,16 @@ def test_a_device_that_has_not_joined():
             world.all_reduce(key, values)
 
 
+def test_a_table_that_was_not_connected():
+    # The one rule of staging: pairs are connected before their table comes into force. A breach is an error, not a hang.
+    values = np.ones((3, 4), np.float32)
+    with Gpu() as gpu, Cluster("inproc", 3) as cluster:
+        world = GpuWorld(gpu, cluster)
+        key = cluster.define([build("ring", Kind.ALL_REDUCE, 3)])
+        with pytest.raises(NativeError, match=r"step 0, edge \d->\d of graph \d, lane 0: the pair is not connected"):
+            world.all_reduce(key, values)
+
+
 def test_joining_again_after_a_failure():
     values = np.ones((2, 4), np.float32)
     with Gpu() as gpu, Cluster("inproc", 2) as cluster:
