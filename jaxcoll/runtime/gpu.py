@@ -25,7 +25,7 @@ def present() -> bool:
 
 
 def folders() -> list[str]:
-    """The folders in which the nvidia wheels (cu12: one a library, cu13: one for all) keep their libraries."""
+    """Where the nvidia wheels (cu12: a folder a library, cu13: one for all) keep their libraries."""
     spec = importlib.util.find_spec("nvidia")
     roots = [] if spec is None else list(spec.submodule_search_locations or [])
     return [str(lib) for root in roots for lib in sorted(Path(root).glob("*/lib"), reverse=True)]
@@ -33,7 +33,7 @@ def folders() -> list[str]:
 
 @functools.cache
 def opened() -> Any:
-    """CUDA and NCCL of this process, opened on first use. Raises UsageError: what was looked for where, and the cure."""
+    """CUDA and NCCL of this process, opened on first use. Raises UsageError: what was looked for, and the cure."""
     native = load()
     found = [native.ffi.new("char[]", f.encode()) for f in folders()]
     handle = native.lib.jc_gpu_open(b"", native.ffi.new("char*[]", found), len(found))

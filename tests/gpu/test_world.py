@@ -113,7 +113,7 @@ def test_a_device_that_has_not_joined():
 
 
 def test_a_table_that_was_not_connected():
-    # The one rule of staging: pairs are connected before their table comes into force. A breach is an error, not a hang.
+    # The rule of staging: pairs are connected before their table comes into force. A breach is an error, no hang.
     values = np.ones((3, 4), np.float32)
     with Gpu() as gpu, Cluster("inproc", 3) as cluster:
         world = GpuWorld(gpu, cluster)
