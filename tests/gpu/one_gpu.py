@@ -122,9 +122,8 @@ def main() -> None:
             for pairs in (True, False):
                 for record in (True, False):
                     ms = measure(arguments.ranks, name, nbytes, pairs, record, cuda)
-                    print(
-                        f"| {name} | {nbytes} | {'pairs' if pairs else 'groups'} | {'yes' if record else 'no'} | {ms:.3f} |"
-                    )
+                    row = (name, str(nbytes), "pairs" if pairs else "groups", "yes" if record else "no", f"{ms:.3f}")
+                    print("| " + " | ".join(row) + " |")
 
 
 if __name__ == "__main__":
