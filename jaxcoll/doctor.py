@@ -192,11 +192,25 @@ def _error_line(output: str) -> str:
     return (errors or lines or [""])[-1]
 
 
+def check_gpu() -> Iterator[Finding]:
+    """CUDA and NCCL: versions and paths. Without an NVIDIA device nothing is needed."""
+    if not any(Path(p).exists() for p in ("/dev/nvidiactl", "/dev/dxg")):
+        yield Finding("info", "no NVIDIA GPU here: CUDA and NCCL are not looked for")
+        return
+    from jaxcoll.runtime import gpu  # opens the native library
+
+    try:
+        yield from (Finding("ok", line) for line in gpu.versions())
+    except JaxcollError as error:
+        yield Finding("bad", str(error), "pip install 'jaxcoll[cuda12]', or 'jaxcoll[cuda13]'")
+
+
 CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
     check_python,
     check_settings,
     check_shared_memory,
     check_limits,
+    check_gpu,
     check_extras,
     check_collectives,
 )

@@ -9,7 +9,7 @@ import threading
 import jax
 
 from jaxcoll import config
-from jaxcoll.runtime import choice, native, sets, world
+from jaxcoll.runtime import choice, gpu, native, sets, world
 from jaxcoll.schedule import Kind
 
 FFI_TARGET = "jaxcoll_collective"
@@ -23,6 +23,8 @@ def register() -> None:
     """Registers the FFI handlers with JAX. Done on first use: importing jaxcoll starts nothing."""
     handlers = ctypes.CDLL(str(native.load().path))
     jax.ffi.register_ffi_target(FFI_TARGET, jax.ffi.pycapsule(handlers.jaxcoll_collective_cpu), platform="cpu")
+    if gpu.present():
+        jax.ffi.register_ffi_target(FFI_TARGET, jax.ffi.pycapsule(handlers.jaxcoll_collective_cuda), platform="CUDA")
 
 
 def init() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from jaxcoll import config
 from jaxcoll.errors import ScheduleError, UsageError
-from jaxcoll.runtime import choice
+from jaxcoll.runtime import choice, gpu
 from jaxcoll.runtime.native import NativeError
 from jaxcoll.runtime.world import World
 from jaxcoll.schedule import Kind, Schedule, builders, load_file
@@ -93,6 +93,8 @@ class Sets:
         try:
             programs = [self.world.load_program(s) for s in schedules]
             self.world.define_set(key, group, programs, chosen)
+            if gpu.present():
+                gpu.connect(self.world, group, key)
         except NativeError as error:
             raise ScheduleError(str(error)) from error
         return SetInfo(want, key, group, schedules, programs, chosen, rows)

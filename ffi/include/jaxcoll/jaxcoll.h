@@ -92,6 +92,46 @@ void jc_records_notify(jc_world* w, void (*wake)(void*), void* arg, int64_t thre
 int jc_combine(int32_t dtype, int32_t reduce, void* dst, int dst_wide, const void* const* sources, const int* wide,
                int count, size_t n);
 
+/* GPUs: CUDA and NCCL opened at run time (gpu/api.h), communicators over them, operations without XLA (tests,
+ * measurements). */
+typedef struct jc_gpu jc_gpu;
+typedef struct jc_gpu_team jc_gpu_team;
+
+typedef struct {
+  int64_t timeout_ns;
+  int32_t pairs, record, max_streams, max_ctas; /* gpu/team.h, Options */
+} jc_gpu_options;
+
+jc_gpu* jc_gpu_open(const char* library, const char* const* folders,
+                    int count);                  /* library: one file that holds all, or "" to search */
+void jc_gpu_close(jc_gpu* gpu);                  /* after its teams */
+const char* jc_gpu_versions(jc_gpu* gpu);        /* a line for each library: version and path */
+int jc_gpu_unique_id(jc_gpu* gpu, uint8_t* out); /* 128 bytes: one rank makes it, all pass it to jc_gpu_join */
+/* Joins the local ranks of a communicator; every process of it calls this. Blocks until all are there, within the
+ * time-out. */
+jc_gpu_team* jc_gpu_join(jc_gpu* gpu, const jc_gpu_options* options, uint64_t id, const char* name, int ranks,
+                         const int* local, const int* devices, int count, const uint8_t* unique_id);
+void jc_gpu_leave(jc_gpu_team* team); /* when its operations are over */
+/* Connects what a program needs under a table (size 0: identity) on every rank, in one order; returns a handle. *made:
+ * new communicators. */
+int64_t jc_gpu_program(jc_gpu_team* team, const uint8_t* bytes, size_t size, const uint8_t* table, size_t table_size,
+                       int* made);
+int jc_gpu_enqueue(jc_gpu_team* team, int64_t program, int rank, int64_t launch, int64_t site, uint32_t index,
+                   int32_t reduce, int32_t dtype, int leaves, void* const* inputs, void* const* outputs,
+                   const int64_t* counts, void* stream);
+int jc_gpu_wait(jc_gpu_team* team, int64_t timeout_ns); /* 0 all over, -1 failed, 1 not yet */
+void jc_gpu_fail(jc_gpu_team* team, const char* why);   /* another process has failed */
+/* The same for the XLA handlers: a world's communicators, named by their devices. ordinals: the CUDA devices of the
+ * local ranks. */
+int jc_world_gpu_join(jc_world* w, jc_gpu* gpu, const jc_gpu_options* options, const int64_t* devices, int ranks,
+                      const int* ordinals, int count, const uint8_t* unique_id);
+int jc_world_gpu_connect(jc_world* w, uint64_t group, int64_t set_key); /* returns how many communicators were made */
+int jc_world_gpu_enqueue(jc_world* w, int64_t device, int64_t launch, int32_t kind, int32_t reduce, int32_t dtype,
+                         int64_t site, int64_t set_key, const int64_t* devices, int32_t group_size, int32_t groups,
+                         int leaves, void* const* inputs, void* const* outputs, const int64_t* counts, void* stream);
+int64_t jc_gpu_records_drain(jc_gpu* gpu, void* out, int64_t max, uint64_t* dropped);
+const char* jc_gpu_combine_source(void); /* the text of the reduction kernel */
+
 #pragma GCC visibility pop
 
 #ifdef __cplusplus

@@ -31,11 +31,7 @@ thread_local std::string last_error;
 std::atomic<void (*)(const char*)> log_sink{nullptr};
 std::atomic<jaxcoll::World*> current_world{nullptr};
 
-int Report(const Status& s) {
-  if (s.ok()) return 0;
-  last_error = s.message();
-  return -1;
-}
+using jaxcoll::Report;
 
 Status NoSet() { return Status::Error("this process has not used that communicator's schedule set yet"); }
 
@@ -43,6 +39,34 @@ Status NoSet() { return Status::Error("this process has not used that communicat
 
 namespace jaxcoll {
 World* CurrentWorld() { return current_world.load(std::memory_order_acquire); }
+
+World* WorldOf(jc_world* w) { return w->world.get(); }
+
+Call MakeCall(int64_t device, int64_t launch, int32_t kind, int32_t reduce, int32_t dtype, int64_t site,
+              int64_t set_key, const int64_t* devices, int32_t group_size, int32_t groups, int leaves,
+              void* const* inputs, void* const* outputs, const int64_t* counts) {
+  Call call;
+  call.kind = static_cast<Kind>(kind);
+  call.reduce = static_cast<Reduction>(reduce);
+  call.dtype = static_cast<DType>(dtype);
+  call.site = static_cast<uint64_t>(site);
+  call.set_key = set_key;
+  call.device = device;
+  call.launch = launch;
+  call.devices = devices;
+  call.group_size = static_cast<size_t>(group_size);
+  call.groups = static_cast<size_t>(groups);
+  call.inputs.assign(inputs, inputs + leaves);
+  call.outputs.assign(outputs, outputs + leaves);
+  call.counts.assign(counts, counts + leaves);
+  return call;
+}
+
+int Report(const Status& s) {
+  if (s.ok()) return 0;
+  last_error = s.message();
+  return -1;
+}
 }  // namespace jaxcoll
 
 extern "C" {
@@ -190,20 +214,8 @@ int64_t jc_set_waiting(jc_world* w, uint64_t group, int64_t set_key) {
 jc_op* jc_op_start(jc_world* w, int64_t device, int64_t launch, int32_t kind, int32_t reduce, int32_t dtype,
                    int64_t site, int64_t set_key, const int64_t* devices, int32_t group_size, int32_t groups,
                    int leaves, void* const* inputs, void* const* outputs, const int64_t* counts) {
-  jaxcoll::Call call;
-  call.kind = static_cast<jaxcoll::Kind>(kind);
-  call.reduce = static_cast<jaxcoll::Reduction>(reduce);
-  call.dtype = static_cast<jaxcoll::DType>(dtype);
-  call.site = static_cast<uint64_t>(site);
-  call.set_key = set_key;
-  call.device = device;
-  call.launch = launch;
-  call.devices = devices;
-  call.group_size = static_cast<size_t>(group_size);
-  call.groups = static_cast<size_t>(groups);
-  call.inputs.assign(inputs, inputs + leaves);
-  call.outputs.assign(outputs, outputs + leaves);
-  call.counts.assign(counts, counts + leaves);
+  jaxcoll::Call call = jaxcoll::MakeCall(device, launch, kind, reduce, dtype, site, set_key, devices, group_size,
+                                         groups, leaves, inputs, outputs, counts);
   auto* op = new jc_op;
   Status status;
   auto done = [op](const Status& s) {

@@ -137,6 +137,12 @@ uint64_t ScheduleSet::version() {
   return commits_.back().version->number;
 }
 
+std::pair<std::shared_ptr<const Program>, Table> ScheduleSet::InForce() {
+  std::lock_guard<std::mutex> lock(mu_);
+  const Version& v = *commits_.back().version;
+  return {v.program, v.table};
+}
+
 size_t ScheduleSet::waiting() {
   std::lock_guard<std::mutex> lock(mu_);
   return waiting_.size();

@@ -17,6 +17,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "base/status.h"
@@ -56,6 +57,7 @@ class ScheduleSet {
   void Expire(int64_t since_ns);
 
   uint64_t version();  // newest in force
+  std::pair<std::shared_ptr<const Program>, Table> InForce();
   size_t waiting();
   std::vector<uint64_t> versions();
   const std::vector<std::shared_ptr<const Program>>& programs() const { return programs_; }

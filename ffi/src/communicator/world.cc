@@ -183,6 +183,7 @@ Status World::Stage(uint64_t group, int64_t set_key, uint64_t version, int64_t p
   std::shared_ptr<const Program> p;
   std::shared_ptr<ScheduleSet> set;
   std::vector<int> ranks;
+  std::shared_ptr<gpu::Team> team;
   {
     std::lock_guard<std::mutex> lock(mu_);
     auto member = members_.find(group);
@@ -193,12 +194,19 @@ Status World::Stage(uint64_t group, int64_t set_key, uint64_t version, int64_t p
     p = programs_[static_cast<size_t>(program)];
     set = it->second;
     ranks = member->second.local_ranks;
+    if (auto joined = teams_.find(group); joined != teams_.end()) team = joined->second;
     const Program& have = *set->programs()[0];
     if (p->kind != have.kind || p->nranks != have.nranks || p->root != have.root)
       return Status::Error(Format("program %s doesn't compute this set's collective", p->name.c_str()));
   }
   Table table = Table::Identity(*p);
   if (size > 0) JC_RETURN_IF_ERROR(Table::Parse(bytes, size, *p, &table));
+  if (team != nullptr) {
+    // On the control thread, while executions go on: the first execution under the table finds its pairs connected.
+    JC_RETURN_IF_ERROR(Validate(*p, table));
+    int made = 0;
+    JC_RETURN_IF_ERROR(team->Connect(*p, table, &made));
+  }
   return set->Stage(version, p, std::move(table), ranks, true);
 }
 
@@ -215,79 +223,85 @@ uint32_t World::NextIndex(uint64_t group, int rank, uint64_t site, int64_t launc
   return it->second++;
 }
 
-bool World::Execute(Call call, Status* status, Completion done) {
-  auto refuse = [&](Status s) {
-    *status = std::move(s);
-    return true;
-  };
-  if (engine_ == nullptr) return refuse(Status::Error("jaxcoll has not been started in this process"));
+Status World::Prepare(const Call& call, Prepared* out) {
   // The row that holds this device is the communicator, the place in it the rank.
   const int64_t* end = call.devices + call.group_size * call.groups;
   const int64_t* at = std::find(call.devices, end, call.device);
   if (at == end)
-    return refuse(
-        Status::Error(Format("device %lld is in none of the call's groups", static_cast<long long>(call.device))));
+    return Status::Error(Format("device %lld is in none of the call's groups", static_cast<long long>(call.device)));
   size_t row = static_cast<size_t>(at - call.devices) / call.group_size;
   const int64_t* group_begin = call.devices + row * call.group_size;
   auto size = static_cast<size_t>(std::find(group_begin, group_begin + call.group_size, int64_t{-1}) - group_begin);
   int rank = static_cast<int>(at - group_begin);
-
-  if (size == 1) {
-    // Alone in its group (groups may be unequal): what it has is the result.
-    for (size_t i = 0; i < call.counts.size(); ++i)
-      memcpy(call.outputs[i], call.inputs[i], static_cast<size_t>(call.counts[i]) * ElementSize(call.dtype));
-    *status = Status();
-    return true;
-  }
-
-  auto request = std::make_shared<OpRequest>();
-  std::shared_ptr<ScheduleSet> set;
-  bool drive = false;
+  out->alone = size == 1;
+  if (out->alone) return {};
+  OpRequest& request = out->request;
   {
     std::lock_guard<std::mutex> lock(mu_);
     Member member;
-    if (Status s = GetMember(group_begin, size, &member); !s.ok()) return refuse(s);
+    JC_RETURN_IF_ERROR(GetMember(group_begin, size, &member));
     auto it = sets_.find({member.group->id, call.set_key});
     if (it == sets_.end())
-      return refuse(Status::Error(
+      return Status::Error(
           "no schedule set is defined for this call: was the program compiled by another process? Trace it in "
-          "this process first, and use the same jaxcoll version on every host"));
-    set = it->second;
-    request->key = {member.group->id, call.site, call.launch,
-                    NextIndex(member.group->id, rank, call.site, call.launch)};
-    // Alone in its process, the handler's thread does the polling for a moment; with company, whoever comes last does
-    // the work.
-    drive = member.local_ranks.size() == 1 && size > 1 && options_.threads;
-    request->group = member.group;
+          "this process first, and use the same jaxcoll version on every host");
+    out->set = it->second;
+    out->local_ranks = member.local_ranks.size();
+    request.key = {member.group->id, call.site, call.launch, NextIndex(member.group->id, rank, call.site, call.launch)};
+    request.group = member.group;
+    if (auto team = teams_.find(member.group->id); team != teams_.end()) out->team = team->second;
   }
-  const Program& first = *set->programs()[0];
+  const Program& first = *out->set->programs()[0];
   bool reduces = call.kind == Kind::kAllReduce || call.kind == Kind::kReduce || call.kind == Kind::kReduceScatter;
-  if (first.kind != call.kind) return refuse(Status::Error("the call's schedule set is for another collective"));
-  if (ElementSize(call.dtype) == 0) return refuse(Status::Error("a type that jaxcoll can't move"));
+  if (first.kind != call.kind) return Status::Error("the call's schedule set is for another collective");
+  if (ElementSize(call.dtype) == 0) return Status::Error("a type that jaxcoll can't move");
   if (reduces && !CanReduce(call.dtype, call.reduce))
-    return refuse(
-        Status::Error(Format("%s of %s is not supported", ReductionName(call.reduce), DTypeName(call.dtype))));
-  request->rank = rank;
-  request->dtype = call.dtype;
-  request->reduce = call.reduce;
-  request->input.element_size = request->output.element_size = ElementSize(call.dtype);
+    return Status::Error(Format("%s of %s is not supported", ReductionName(call.reduce), DTypeName(call.dtype)));
+  request.rank = rank;
+  request.dtype = call.dtype;
+  request.reduce = call.reduce;
+  request.input.element_size = request.output.element_size = ElementSize(call.dtype);
   for (size_t i = 0; i < call.counts.size(); ++i) {
-    request->input.Add(call.inputs[i], call.counts[i]);
-    request->output.Add(call.outputs[i], call.counts[i]);
+    request.input.Add(call.inputs[i], call.counts[i]);
+    request.output.Add(call.outputs[i], call.counts[i]);
   }
-  bool wide = reduces && IsNarrow(call.dtype) && (call.reduce == Reduction::kSum || call.reduce == Reduction::kProd);
+  out->wide = reduces && IsNarrow(call.dtype) && (call.reduce == Reduction::kSum || call.reduce == Reduction::kProd);
+  return {};
+}
+
+std::string World::NoVerdict(const OpRequest& request) const {
+  return Format(
+      "call %u of rank %d in %s: no verdict came on a proposed table (JAXCOLL_TIMEOUT is %.0f s): the "
+      "process that leads the swaps is gone, or this one is leaving",
+      static_cast<unsigned>(request.key.site & 0xffffffffu), request.rank, request.group->name.c_str(),
+      static_cast<double>(options_.timeout_ns) * 1e-9);
+}
+
+bool World::Execute(Call call, Status* status, Completion done) {
+  if (engine_ == nullptr) {
+    *status = Status::Error("jaxcoll has not been started in this process");
+    return true;
+  }
+  Prepared prepared;
+  *status = Prepare(call, &prepared);
+  if (!status->ok()) return true;
+  if (prepared.alone) {
+    for (size_t i = 0; i < call.counts.size(); ++i)
+      memcpy(call.outputs[i], call.inputs[i], static_cast<size_t>(call.counts[i]) * ElementSize(call.dtype));
+    return true;
+  }
+  auto request = std::make_shared<OpRequest>(std::move(prepared.request));
+  // Alone in its process, the handler's thread does the polling for a moment; with company, whoever comes last does the
+  // work.
+  bool drive = prepared.local_ranks == 1 && options_.threads;
   auto later = [this, request, done](std::shared_ptr<const Plan> plan) {
     request->plan = std::move(plan);
     Status s;
-    if (request->plan == nullptr)
-      return done(Status::Error(
-          Format("call %u of rank %d in %s: no verdict came on a proposed table (JAXCOLL_TIMEOUT is %.0f s): the "
-                 "process that leads the swaps is gone, or this one is leaving",
-                 static_cast<unsigned>(request->key.site & 0xffffffffu), request->rank, request->group->name.c_str(),
-                 static_cast<double>(options_.timeout_ns) * 1e-9)));
+    if (request->plan == nullptr) return done(Status::Error(NoVerdict(*request)));
     if (engine_->Start(std::move(*request), false, &s, done)) engine_->Complete({{done, s}});
   };
-  std::shared_ptr<const Plan> plan = set->Resolve(call.site, {call.launch, request->key.index}, rank, wide, later);
+  std::shared_ptr<const Plan> plan =
+      prepared.set->Resolve(call.site, {call.launch, request->key.index}, request->rank, prepared.wide, later);
   if (plan == nullptr) return false;
   request->plan = std::move(plan);
   return engine_->Start(std::move(*request), drive, status, std::move(done));

@@ -13,6 +13,7 @@
 
 #include "communicator/schedule_set.h"
 #include "executor/engine.h"
+#include "gpu/runtime.h"
 #include "transport/fake.h"
 #include "transport/shm.h"
 #include "transport/tcp.h"
@@ -59,6 +60,16 @@ class World {
   // Starts a call's execution. True: it is over, with `status`; else `done` comes later.
   bool Execute(Call call, Status* status, Completion done);
 
+  // GPUs. The local ranks of a communicator join its NCCL side; `ordinals` are the CUDA devices of the local ranks, in
+  // the order of ranks. Every process of the communicator does so, with one unique id, and then connects its sets'
+  // first tables in one order.
+  Status JoinGpu(std::shared_ptr<gpu::Runtime> runtime, const gpu::Options& options, const int64_t* devices,
+                 size_t ranks, const std::vector<int>& ordinals, const gpu::UniqueId& id);
+  Status ConnectGpu(uint64_t group, int64_t set_key, int* made);
+  // Enqueues a call behind `stream`; returns when it is enqueued. It waits only for the verdict on a proposed table,
+  // which is the host's.
+  Status ExecuteGpu(Call call, gpu::Stream stream, const gpu::Team::Allocate& allocate);
+
   Status Stage(uint64_t group, int64_t set_key, uint64_t version, int64_t program, const uint8_t* table, size_t size);
   std::shared_ptr<ScheduleSet> FindSet(uint64_t group, int64_t set_key);
 
@@ -75,6 +86,17 @@ class World {
     std::unordered_map<int64_t, uint32_t> begun;
     std::deque<int64_t> order;
   };
+  // A call with its place in the world.
+  struct Prepared {
+    OpRequest request;
+    std::shared_ptr<ScheduleSet> set;
+    std::shared_ptr<gpu::Team> team;  // null: no GPU has joined
+    size_t local_ranks = 0;
+    bool wide = false;
+    bool alone = false;  // in its group: what it has is the result; nothing else is set
+  };
+  Status Prepare(const Call& call, Prepared* out);
+  std::string NoVerdict(const OpRequest& request) const;
   void ExpireWaiting(int64_t since_ns);
   // All under mu_.
   Status GetMember(const int64_t* devices, size_t count, Member* out);
@@ -97,6 +119,9 @@ class World {
   std::unordered_map<uint64_t, Member> members_;
   std::map<std::pair<uint64_t, int64_t>, std::shared_ptr<ScheduleSet>> sets_;
   std::unordered_map<uint64_t, Counter> counters_;
+  std::vector<std::shared_ptr<gpu::Runtime>> runtimes_;  // outlive the teams
+  std::unordered_map<uint64_t, std::shared_ptr<gpu::Team>> teams_;
+  std::unordered_map<int, int64_t> device_of_ordinal_;
 };
 
 }  // namespace jaxcoll

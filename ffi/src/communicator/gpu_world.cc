@@ -1,0 +1,105 @@
+// The world's GPU side: which communicators have joined NCCL, and how a call is enqueued.
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+
+#include "communicator/world.h"
+
+namespace jaxcoll {
+namespace {
+
+constexpr int kDeviceToDevice = 3;
+
+}  // namespace
+
+Status World::JoinGpu(std::shared_ptr<gpu::Runtime> runtime, const gpu::Options& options, const int64_t* devices,
+                      size_t ranks, const std::vector<int>& ordinals, const gpu::UniqueId& id) {
+  Member member;
+  {
+    std::lock_guard<std::mutex> lock(mu_);
+    JC_RETURN_IF_ERROR(GetMember(devices, ranks, &member));
+    if (member.local_ranks.size() != ordinals.size())
+      return Status::Error(Format("%s has %zu ranks in this process, %zu CUDA devices were given",
+                                  member.group->name.c_str(), member.local_ranks.size(), ordinals.size()));
+    auto it = teams_.find(member.group->id);
+    if (it != teams_.end() && !it->second->failed()) return {};
+  }
+  // Without the lock: this waits for the other processes.
+  auto team = std::make_shared<gpu::Team>(runtime->api, &runtime->kernels, &runtime->monitor, options, member.group->id,
+                                          member.group->name, static_cast<int>(ranks));
+  JC_RETURN_IF_ERROR(team->Join(member.local_ranks, ordinals, id));
+  std::shared_ptr<gpu::Team> old;  // ends outside the lock
+  std::lock_guard<std::mutex> lock(mu_);
+  runtimes_.push_back(std::move(runtime));
+  for (size_t i = 0; i < ordinals.size(); ++i) device_of_ordinal_[ordinals[i]] = devices[member.local_ranks[i]];
+  old = std::exchange(teams_[member.group->id], std::move(team));
+  return {};
+}
+
+Status World::ConnectGpu(uint64_t group, int64_t set_key, int* made) {
+  std::shared_ptr<ScheduleSet> set = FindSet(group, set_key);
+  std::shared_ptr<gpu::Team> team;
+  {
+    std::lock_guard<std::mutex> lock(mu_);
+    if (auto it = teams_.find(group); it != teams_.end()) team = it->second;
+  }
+  if (set == nullptr || team == nullptr)
+    return Status::Error("define the schedule set and join the GPU communicator first");
+  auto [program, table] = set->InForce();
+  return team->Connect(*program, table, made);
+}
+
+Status World::ExecuteGpu(Call call, gpu::Stream stream, const gpu::Team::Allocate& allocate) {
+  {
+    // On a GPU, XLA counts the devices of the process.
+    std::lock_guard<std::mutex> lock(mu_);
+    auto it = device_of_ordinal_.find(static_cast<int>(call.device));
+    if (it == device_of_ordinal_.end())
+      return Status::Error(Format("CUDA device %lld has not joined a communicator; call jaxcoll.init()",
+                                  static_cast<long long>(call.device)));
+    call.device = it->second;
+  }
+  Prepared prepared;
+  JC_RETURN_IF_ERROR(Prepare(call, &prepared));
+  if (prepared.alone) {
+    std::shared_ptr<gpu::Runtime> runtime;
+    {
+      std::lock_guard<std::mutex> lock(mu_);
+      if (!runtimes_.empty()) runtime = runtimes_.front();
+    }
+    if (runtime == nullptr) return Status::Error("no GPU has joined jaxcoll in this process; call jaxcoll.init()");
+    for (size_t i = 0; i < call.counts.size(); ++i) {
+      size_t bytes = static_cast<size_t>(call.counts[i]) * ElementSize(call.dtype);
+      if (bytes == 0) continue;
+      JC_CUDA(*runtime->api, cudaMemcpyAsync(call.outputs[i], call.inputs[i], bytes, kDeviceToDevice, stream));
+    }
+    return {};
+  }
+  OpRequest& request = prepared.request;
+  if (prepared.team == nullptr)
+    return Status::Error(Format("the GPUs of %s have not joined; call jaxcoll.init()", request.group->name.c_str()));
+  // A proposed table that covers this execution: its verdict is the host's to give, and Expire() ends the wait.
+  struct Verdict {
+    std::mutex mu;
+    std::condition_variable cv;
+    bool given = false;
+    std::shared_ptr<const Plan> plan;
+  };
+  auto verdict = std::make_shared<Verdict>();
+  auto give = [verdict](std::shared_ptr<const Plan> plan) {
+    std::lock_guard<std::mutex> lock(verdict->mu);
+    verdict->plan = std::move(plan);
+    verdict->given = true;
+    verdict->cv.notify_all();
+  };
+  request.plan = prepared.set->Resolve(call.site, {call.launch, request.key.index}, request.rank, prepared.wide, give);
+  if (request.plan == nullptr) {
+    std::unique_lock<std::mutex> lock(verdict->mu);
+    verdict->cv.wait(lock, [&] { return verdict->given; });
+    request.plan = verdict->plan;
+  }
+  if (request.plan == nullptr) return Status::Error(NoVerdict(request));
+  return prepared.team->Enqueue(request, prepared.team->PlanFor(request.plan), stream, allocate);
+}
+
+}  // namespace jaxcoll

@@ -1,0 +1,57 @@
+// One thread a process that looks after everything on its way through the GPUs: reads the times of finished executions
+// into the record buffer, polls for failures, keeps deadlines, aborts. Nothing it does is on the path of an execution.
+#ifndef JAXCOLL_GPU_MONITOR_H_
+#define JAXCOLL_GPU_MONITOR_H_
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "gpu/team.h"
+#include "telemetry/record.h"
+
+namespace jaxcoll {
+namespace gpu {
+
+class Monitor {
+ public:
+  // `drained` is called when records have been added (it must only wake somebody); may be empty.
+  Monitor(std::shared_ptr<const Api> api, RecordBuffer* records, std::function<void(size_t held)> added);
+  ~Monitor();
+
+  void Add(Team* team);
+  // Afterwards nothing here knows the team; its executions still under way are forgotten.
+  void Remove(Team* team);
+  void Track(InFlight execution);
+  void Wake();
+
+ private:
+  void Loop();
+  void CheckExecutions(int64_t now);
+  void CheckTeams(int64_t now);
+  bool Over(InFlight* e, int64_t now, Status* status);
+  void AddRecords(const InFlight& e);
+  Status TimedOut(const InFlight& e) const;
+
+  const std::shared_ptr<const Api> api_;
+  RecordBuffer* const records_;
+  const std::function<void(size_t)> added_;
+  std::mutex mu_;
+  std::mutex round_mu_;  // held through a round: Remove() waits for it. Order: round_mu_, mu_
+  std::condition_variable cv_;
+  std::vector<Team*> teams_, aborted_;
+  std::list<InFlight> under_way_;
+  bool woken_ = false, stopping_ = false;
+  int64_t polled_ns_ = 0;
+  std::thread thread_;
+};
+
+}  // namespace gpu
+}  // namespace jaxcoll
+
+#endif  // JAXCOLL_GPU_MONITOR_H_
