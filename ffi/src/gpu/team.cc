@@ -46,9 +46,7 @@ std::vector<std::vector<std::pair<int, int>>> Rounds(const std::vector<std::pair
 }  // namespace
 
 Team::Team(std::shared_ptr<const Api> api, Kernels* kernels, Monitor* monitor, Options options, uint64_t id, std::string name, int ranks)
-    : api_(std::move(api)), kernels_(kernels), monitor_(monitor), options_(options), id_(id), name_(std::move(name)), ranks_(ranks) {
-  monitor_->Add(this);
-}
+    : api_(std::move(api)), kernels_(kernels), monitor_(monitor), options_(options), id_(id), name_(std::move(name)), ranks_(ranks) {}
 
 Team::~Team() {
   monitor_->Remove(this);
@@ -110,6 +108,7 @@ Status Team::Join(const std::vector<int>& ranks, const std::vector<int>& devices
     members_.back()->rank = ranks[i];
     members_.back()->device = devices[i];
   }
+  monitor_->Add(this);  // not before: it goes through the members
   return OnAll([&](Member* m) { return JoinOne(m, id); });
 }
 
