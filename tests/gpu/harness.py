@@ -207,7 +207,7 @@ class Gpu:
         self.native: Native = load()
         self.seed = seed
         self.teams: list[Team] = []
-        self.kept: list[Run] = []
+        self.kept: list[object] = []
 
     def __enter__(self) -> Gpu:
         standin().lib.standin_reset(self.seed)

@@ -57,6 +57,7 @@ class GpuWorld:
         """Enqueues on all ranks; the results are there when the streams are through."""
         ffi, launch = self.native.ffi, next(self.launch)
         outputs = [guarded(values.shape[1], values.dtype) for _ in range(self.n)]
+        self.gpu.kept.append((values, outputs))  # after a failure the streams may still use them
 
         def one(rank: int) -> None:
             pointers = [ffi.new("void*[]", [ffi.cast("void*", a.ctypes.data)]) for a in (values[rank], outputs[rank])]

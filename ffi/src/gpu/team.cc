@@ -54,9 +54,7 @@ Team::Team(std::shared_ptr<const Api> api, Kernels* kernels, Monitor* monitor, O
       options_(options),
       id_(id),
       name_(std::move(name)),
-      ranks_(ranks) {
-  monitor_->Add(this);
-}
+      ranks_(ranks) {}
 
 Team::~Team() {
   monitor_->Remove(this);
@@ -118,6 +116,7 @@ Status Team::Join(const std::vector<int>& ranks, const std::vector<int>& devices
     members_.back()->rank = ranks[i];
     members_.back()->device = devices[i];
   }
+  monitor_->Add(this);  // not before: it goes through the members
   return OnAll([&](Member* m) { return JoinOne(m, id); });
 }
 
