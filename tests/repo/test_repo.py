@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import sysconfig
 import tomllib
 from pathlib import Path
 
@@ -65,9 +66,10 @@ def test_layers_can_fail(tmp_path: Path):
     errors = package / "errors.py"
     errors.write_text(errors.read_text() + "\nfrom jaxcoll import cli as cli\n")
     done = subprocess.run(
-        [sys.executable, "-c", "from importlinter.cli import lint_imports_command; lint_imports_command()"],
+        # Without site: an editable installation's own finder would put the checkout before the copy.
+        [sys.executable, "-S", "-c", "from importlinter.cli import lint_imports_command; lint_imports_command()"],
         cwd=tmp_path,
-        env={"PYTHONPATH": str(tmp_path), "PATH": "/usr/bin:/bin"},
+        env={"PYTHONPATH": os.pathsep.join([str(tmp_path), sysconfig.get_path("purelib")]), "PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,
         check=False,
