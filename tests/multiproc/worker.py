@@ -63,8 +63,8 @@ def main(mode: str) -> None:
     assert float(jnp.asarray(total.addressable_data(0))[0, 0]) == len(alive)
     print("still works", flush=True)
     sys.stdout.flush()
-    # jax.distributed waits for the dead at exit, so this leaves without it; not before the others have their results, to whom an end
-    # like this one is the loss of a rank.
+    # jax.distributed waits for the dead at exit, so this leaves without it; not before the others have their results,
+    # to whom an end like this one is the loss of a rank.
     time.sleep(2)
     os._exit(0)
 
