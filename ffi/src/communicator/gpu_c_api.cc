@@ -17,7 +17,7 @@ using jaxcoll::Status;
 namespace gpu = jaxcoll::gpu;
 
 struct jc_gpu {
-  explicit jc_gpu(std::shared_ptr<const gpu::Api> api)
+  explicit jc_gpu(const std::shared_ptr<const gpu::Api>& api)
       : runtime(std::make_shared<gpu::Runtime>(api)), versions(api->Describe()) {}
   const std::shared_ptr<gpu::Runtime> runtime;
   const std::string versions;
@@ -67,7 +67,7 @@ jc_gpu* jc_gpu_open(const char* library, const char* const* folders, int count) 
   options.folders.assign(folders, folders + count);
   std::shared_ptr<const gpu::Api> api;
   if (Report(gpu::Api::Open(options, &api)) != 0) return nullptr;
-  return new jc_gpu(std::move(api));
+  return new jc_gpu(api);
 }
 
 void jc_gpu_close(jc_gpu* g) { delete g; }

@@ -42,7 +42,7 @@ void* OpenOne(const LibraryRow& row, const ApiOptions& options, int major, std::
     if (name == nullptr) break;
     size_t length = strlen(name);
     bool versioned = length > 3 && name[length - 3] == '.';
-    if (major != 0 && versioned && atoi(name + length - 2) != major) continue;
+    if (major != 0 && versioned && strtol(name + length - 2, nullptr, 10) != major) continue;
     names.emplace_back(name);
   }
   for (const std::string& name : names)
@@ -51,9 +51,12 @@ void* OpenOne(const LibraryRow& row, const ApiOptions& options, int major, std::
   folders.insert(folders.end(), std::begin(kSystemFolders), std::end(kSystemFolders));
   for (const std::string& folder : folders)
     for (const std::string& name : names) {
-      std::string path = folder.empty() ? name : folder + "/" + name;
+      std::string path = folder;
+      if (!folder.empty()) path += '/';
+      path += name;
       if (void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL)) return handle;
-      *tried += (tried->empty() ? "" : ", ") + path;
+      if (!tried->empty()) *tried += ", ";
+      *tried += path;
     }
   return nullptr;
 }

@@ -362,11 +362,12 @@ class Enqueuer {
   // `main` goes on when all streams are through.
   Status Join() {
     Status status;
-    for (uint16_t s = 0; s < used_.size(); ++s) {
-      if (!used_[s]) continue;
+    for (size_t i = 0; i < used_.size(); ++i) {
+      if (!used_[i]) continue;
+      auto s = static_cast<uint16_t>(i);
       Status one = api_.Cuda(api_.cudaEventRecord(e_.at(e_.end(s)), m_.streams[s]), "cudaEventRecord");
       if (one.ok()) one = api_.Cuda(api_.cudaStreamWaitEvent(main_, e_.at(e_.end(s)), 0), "cudaStreamWaitEvent");
-      if (status.ok()) status = one;
+      if (status.ok()) status = std::move(one);
     }
     return status;
   }
@@ -406,7 +407,7 @@ Status Team::Enqueue(const OpRequest& request, std::shared_ptr<const LaunchPlan>
     if (status.ok()) status = Enqueuer(this, m, request, std::move(plan), main).Run(allocate);
     if (before >= 0 && before != m->device) {
       Status back = api_->Cuda(api_->cudaSetDevice(before), "cudaSetDevice");
-      if (status.ok()) status = back;
+      if (status.ok()) status = std::move(back);
     }
   }
   if (status.ok()) return status;

@@ -40,12 +40,12 @@ Status Kernels::Compile(int arch, DType type, Reduction op, std::vector<char>* c
                "Cure: pip install --upgrade 'jaxcoll[cuda13]'. %s",
                ReductionName(op), DTypeName(type), arch, code, api_->nvrtc_version / 1000,
                api_->nvrtc_version % 1000 / 10, log.c_str()));
-  } else if ((code = api_->nvrtcGetCUBINSize(program, &size)) != 0) {
-    status = Status::Error(Format("nvrtcGetCUBINSize failed with %d", code));
+  } else if (int sized = api_->nvrtcGetCUBINSize(program, &size); sized != 0) {
+    status = Status::Error(Format("nvrtcGetCUBINSize failed with %d", sized));
   } else {
     cubin->resize(size);
-    if ((code = api_->nvrtcGetCUBIN(program, cubin->data())) != 0)
-      status = Status::Error(Format("nvrtcGetCUBIN failed with %d", code));
+    if (int got = api_->nvrtcGetCUBIN(program, cubin->data()); got != 0)
+      status = Status::Error(Format("nvrtcGetCUBIN failed with %d", got));
   }
   if (int c = api_->nvrtcDestroyProgram(&program); c != 0 && status.ok())
     status = Status::Error(Format("nvrtcDestroyProgram failed with %d", c));

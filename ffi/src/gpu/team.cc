@@ -94,6 +94,7 @@ Status Team::Settle(Comm comm, int code, const char* call) {
 Status Team::OnAll(const std::function<Status(Member*)>& f) {
   std::vector<Status> results(members_.size());
   std::vector<std::thread> threads;
+  threads.reserve(members_.size());
   for (size_t i = 0; i < members_.size(); ++i)
     threads.emplace_back([this, &f, &results, i] {
       Member* m = members_[i].get();
