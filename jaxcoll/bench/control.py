@@ -11,6 +11,7 @@ import json
 import os
 import secrets
 import socket
+import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
@@ -96,6 +97,16 @@ class Listener:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._socket.close()
+
+
+def time_calls(call: Callable[[], object], settle: int, iters: int) -> list[float]:
+    """Seconds of each of `iters` calls that follow `settle` calls."""
+    seconds: list[float] = []
+    for _ in range(settle + iters):
+        start = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - start)
+    return seconds[settle:]
 
 
 def serve(rank: int, commands: Mapping[str, Callable[..., Message]]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +11,6 @@ from mpi4py import MPI
 
 from jaxcoll.bench import control
 from jaxcoll.bench.definitions import Array, Case, count_wrong, dtype_of, make_input
-
-SETTLE = 2
 
 
 def one_call(comm: Any, case: Case, source: Array, target: Array) -> Callable[[Array], None]:
@@ -69,7 +66,7 @@ class Worker:
         self._run: Callable[[], None] | None = None
 
     def prepare(self, impl: str, case: dict[str, Any], schedule: str | None, warmup: int) -> control.Message:
-        """Make the buffers, run once with the result checked, and warm up. Answers {"nwrong", "extra_bytes"}."""
+        """Make the buffers, run once with the result checked, and warm up. Answers {"nwrong", "extra_bytes", "seconds"}."""
         what, comm = Case(**case), MPI.COMM_WORLD
         dtype = dtype_of(what.dtype)
         if dtype.kind not in "iufc" or what.dtype == "float16" or (what.collective == "pmean" and dtype.kind in "iu"):
@@ -79,21 +76,13 @@ class Worker:
         run = chained(what, one_call(comm, what, source, target), source, target)
         run()
         wrong = count_wrong(what, comm.rank, target)
-        for _ in range(warmup):
-            run()
         self._run = run
-        return {"nwrong": wrong, "extra_bytes": None}
+        return {"nwrong": wrong, "extra_bytes": None, **self.time(impl, 0, warmup)}
 
-    def time(self, impl: str, iters: int) -> control.Message:
-        """Time `iters` calls. Answers {"seconds": [...]}."""
+    def time(self, impl: str, settle: int, iters: int) -> control.Message:
+        """Time `iters` calls after `settle` that don't count. Answers {"seconds": [...]}."""
         assert self._run is not None
-        seconds: list[float] = []
-        for i in range(SETTLE + iters):
-            start = time.perf_counter()
-            self._run()
-            if i >= SETTLE:
-                seconds.append(time.perf_counter() - start)
-        return {"seconds": seconds}
+        return {"seconds": control.time_calls(self._run, settle, iters)}
 
     def drop(self) -> control.Message:
         """Forget the buffers."""

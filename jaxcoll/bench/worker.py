@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import sys
-import time
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -20,9 +19,6 @@ from jaxcoll.bench import control
 from jaxcoll.bench.definitions import Case, count_wrong, make_input
 
 AXIS = "ranks"
-
-# Calls before the clock starts, at the head of every block: ranks leave the command loop at different times.
-SETTLE = 2
 
 
 def operations(impl: str) -> ModuleType:
@@ -95,7 +91,8 @@ class Worker:
         self._programs: dict[str, tuple[Any, jax.Array]] = {}
 
     def prepare(self, impl: str, case: dict[str, Any], schedule: str | None, warmup: int) -> control.Message:
-        """Compile, run once with the result checked, and warm up. Answers {"nwrong", "extra_bytes"}."""
+        """Compile, run once with the result checked, and warm up. Answers {"nwrong", "extra_bytes",
+        "seconds"}, the last being those of the warm-up calls."""
         what = Case(**case)
         if impl == "lax" and what.collective == "pbroadcast" and jax.default_backend() == "cpu":
             return {"unavailable": "jax.lax.pbroadcast does not exist on cpu"}
@@ -109,25 +106,17 @@ class Worker:
         rank_of = {device: rank for rank, device in enumerate(mesh.devices.flat)}
         wrong = sum(count_wrong(what, rank_of[s.device], np.asarray(s.data)) for s in result.addressable_shards)
         del result
-        for _ in range(warmup):
-            program(x).block_until_ready()
         self._programs[impl] = (program, x)
-        return {"nwrong": wrong, "extra_bytes": extra}
+        return {"nwrong": wrong, "extra_bytes": extra, **self.time(impl, 0, warmup)}
 
-    def time(self, impl: str, iters: int) -> control.Message:
-        """Time `iters` calls, each from the call to its result being ready. Answers {"seconds": [...]}."""
+    def time(self, impl: str, settle: int, iters: int) -> control.Message:
+        """Time `iters` calls after `settle` that don't count. Answers {"seconds": [...]}: from the call to its result."""
         program, x = self._programs[impl]
-        seconds: list[float] = []
         gc.disable()
         try:
-            for i in range(SETTLE + iters):
-                start = time.perf_counter()
-                program(x).block_until_ready()
-                if i >= SETTLE:
-                    seconds.append(time.perf_counter() - start)
+            return {"seconds": control.time_calls(lambda: program(x).block_until_ready(), settle, iters)}
         finally:
             gc.enable()
-        return {"seconds": seconds}
 
     def drop(self) -> control.Message:
         """Forget programs and inputs."""

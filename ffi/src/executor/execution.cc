@@ -82,8 +82,8 @@ Execution::Execution(Engine* engine, OpRequest req, Completion completion)
 }
 
 Execution::~Execution() {
-  for (auto& [slab, block] : posted_)
-    if (slab != nullptr) slab->Release(block);
+  for (const PostState& p : posted_)
+    if (p.slab != nullptr) p.slab->Release(p.block);
   for (InState& s : in_)
     if (s.posted.size != 0) s.link->ReleasePosted(s.posted);
 }
@@ -216,16 +216,21 @@ void Execution::OfferLocal(uint32_t lane, uint32_t transfer, Execution* to) {
 
 bool Execution::Post(Link* link, uint32_t lane, const Node& node, const std::vector<Span>& spans, size_t bytes) {
   Slab* slab = link->slab();
-  if (slab == nullptr || bytes > slab->limit()) return false;
-  if (posted_.empty()) posted_.resize(size_t{lanes_} * plan_.num_values, {nullptr, 0});
-  auto& [owner, block] = posted_[size_t{lane} * plan_.num_values + node.value];
-  if (owner == nullptr) {
-    block = slab->Put(spans.data(), spans.size(), bytes);
-    if (block == 0) return false;
-    owner = slab;
+  uint32_t readers = plan_.value_readers[node.value];
+  if (slab == nullptr || bytes > slab->limit(readers)) return false;
+  if (posted_.empty()) posted_.resize(size_t{lanes_} * plan_.value_readers.size());
+  PostState& p = posted_[size_t{lane} * plan_.value_readers.size() + node.value];
+  ++p.asked;
+  if (p.slab == nullptr) {
+    p.block = slab->Put(spans.data(), spans.size(), bytes);
+    if (p.block == 0) return false;
+    p.slab = slab;
   }
-  slab->Hold(block);
-  RemoteSpan where{block, bytes};
+  RemoteSpan where{p.block, bytes};
+  if (p.asked == readers)
+    p.slab = nullptr;  // the last reader takes over our hold
+  else
+    slab->Hold(p.block);
   Span payload{&where, sizeof(where)};
   link->Send(MakeHeader(MessageType::kPosted, node.peer, lane, node.transfer), &payload, 1);
   return true;

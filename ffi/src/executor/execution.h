@@ -127,6 +127,12 @@ class Execution {
     int64_t ready_ns = 0, begin_ns = 0, end_ns = 0;
   };
 
+  struct PostState {
+    Slab* slab = nullptr;  // set: we hold the block
+    uint64_t block = 0;
+    uint32_t asked = 0;  // sends that have come for it
+  };
+
   InState& in(uint32_t lane, uint32_t i) { return in_[size_t{lane} * plan_.incoming.size() + i]; }
   const InState& in(uint32_t lane, uint32_t i) const { return in_[size_t{lane} * plan_.incoming.size() + i]; }
   OutState& out(uint32_t lane, uint32_t node) { return out_[size_t{lane} * num_sends_ + send_index_[node]]; }
@@ -136,6 +142,7 @@ class Execution {
   void StartLane(uint32_t lane);
   void DepsMet(uint32_t lane, uint32_t node);
   void IssueSend(uint32_t lane, uint32_t node);
+  // Sends a value by putting it into the slab, once for all its readers. False: it is too large, or there is no room.
   bool Post(Link* link, uint32_t lane, const Node& node, const std::vector<Span>& spans, size_t bytes);
   InState* Expected(const Header& h, uint32_t* index,
                     size_t bytes);  // the transfer that a message names, if it fits and is still awaited
@@ -176,8 +183,7 @@ class Execution {
   std::vector<uint32_t> deps_, missing_;
   std::vector<uint32_t> lane_left_;
   std::vector<std::unique_ptr<uint8_t[]>> scratch_;
-  std::vector<std::pair<Slab*, uint64_t>>
-      posted_;                  // [lane * values + value] blocks of the slab that hold it; held until the end
+  std::vector<PostState> posted_;  // [lane * values + value]
   std::vector<bool> heard_;     // [rank] some message of this operation came from it
   std::vector<int> waits_for_;  // [rank] whom it said it waits for, -1: nobody yet
 };

@@ -113,8 +113,12 @@ class Compiler {
     node.peer = static_cast<uint16_t>(peer);
     node.wide = wide;
     node.src = own_[chunk].slot;
-    if (own_[chunk].value < 0) own_[chunk].value = static_cast<int>(plan_->num_values++);
+    if (own_[chunk].value < 0) {
+      own_[chunk].value = static_cast<int>(plan_->value_readers.size());
+      plan_->value_readers.push_back(0);
+    }
     node.value = static_cast<uint32_t>(own_[chunk].value);
+    ++plan_->value_readers[node.value];
     uint32_t id = Add(node);
     if (own_[chunk].writer >= 0) Depend(id, static_cast<uint32_t>(own_[chunk].writer));
     own_[chunk].readers.push_back(id);

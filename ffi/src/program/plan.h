@@ -67,7 +67,7 @@ struct Plan {
   std::vector<int32_t> recv_of_transfer;   // [num_transfers] index into incoming, -1: not ours
   std::vector<int32_t> send_of_transfer;   // [num_transfers] index into nodes, -1
   std::vector<uint32_t> node_of_incoming;  // [incoming]
-  uint32_t num_values = 0;
+  std::vector<uint32_t> value_readers;     // [value] sends that read it
   uint32_t max_fan_in = 0;             // most incoming transfers of one node
   std::vector<uint32_t> record_edges;  // [records] the edge
 };

@@ -79,7 +79,7 @@ class Link;
 class Slab {
  public:
   virtual ~Slab() = default;
-  virtual size_t limit() const = 0;  // bytes of the largest block
+  virtual size_t limit(uint32_t readers) const = 0;  // bytes of the largest block that pays with so many readers
   // Copies the spans into a block that the caller holds, and returns its address in the slab; 0: there is no room now.
   virtual uint64_t Put(const Span* data, size_t spans, size_t bytes) = 0;
   // One more reader, or one less.

@@ -197,7 +197,7 @@ Status ShmLink::Read(const RemoteSpan* from, size_t spans, void* to, size_t size
 Slab* ShmLink::slab() { return &transport_->slab_; }
 
 const void* ShmLink::Posted(const RemoteSpan& block) {
-  bool inside = block.size <= kSlabLimit && block.address >= kLine && block.address % kLine == 0 &&
+  bool inside = block.size <= kSlabLimitMany && block.address >= kLine && block.address % kLine == 0 &&
                 block.address <= kSlabBytes - block.size;
   return inside ? SlabBase(theirs_) + block.address : nullptr;
 }

@@ -16,6 +16,9 @@ inline constexpr size_t kRingBytes = size_t{512} << 10;
 inline constexpr uint32_t kMessage = 1, kPadding = 2;
 inline constexpr size_t kSlabBytes = size_t{4} << 20;
 inline constexpr size_t kSlabLimit = size_t{256} << 10;
+// One copy more, and all those readers take it at the speed of memory.
+inline constexpr uint32_t kManyReaders = 4;
+inline constexpr size_t kSlabLimitMany = size_t{1} << 20;
 inline constexpr size_t kLine = 64;
 
 inline size_t RoundUp(size_t n, size_t a) { return (n + a - 1) / a * a; }

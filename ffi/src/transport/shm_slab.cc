@@ -7,7 +7,7 @@
 
 namespace jaxcoll {
 
-size_t ShmSlab::limit() const { return kSlabLimit; }
+size_t ShmSlab::limit(uint32_t readers) const { return readers >= kManyReaders ? kSlabLimitMany : kSlabLimit; }
 
 uint64_t ShmSlab::Put(const Span* data, size_t spans, size_t bytes) {
   size_t need = kLine + RoundUp(bytes, kLine);

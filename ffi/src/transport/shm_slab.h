@@ -14,7 +14,7 @@ namespace jaxcoll {
 class ShmSlab final : public Slab {
  public:
   explicit ShmSlab(uint8_t* base) : base_(base) {}
-  size_t limit() const override;
+  size_t limit(uint32_t readers) const override;
   uint64_t Put(const Span* data, size_t spans, size_t bytes) override;
   void Hold(uint64_t block) override;
   void Release(uint64_t block) override;
