@@ -60,7 +60,11 @@ class Group:
                 raise JaxcollError(f"Process {rank} ended with {code}. Its last output:\n{self._ranks.tail(rank)}")
 
     def ask(self, timeout: float, **message: Any) -> list[Message]:
-        """Send a command to every process; returns their answers in rank order.
+        """Send a command to every process; see `ask_each`."""
+        return self.ask_each(timeout, [message] * len(self._channels))
+
+    def ask_each(self, timeout: float, messages: Sequence[Message]) -> list[Message]:
+        """Send each process, by rank, its command; returns their answers in rank order.
 
         Raises `JaxcollError` at the first process that answers with an error, ends, or takes over `timeout` seconds:
         the others may then wait for it in vain.
@@ -70,14 +74,16 @@ class Group:
         with selectors.DefaultSelector() as selector:
             for rank, channel in enumerate(self._channels):
                 selector.register(channel, selectors.EVENT_READ, rank)
-                channel.send(message)
+                channel.send(messages[rank])
             while len(answers) < len(self._channels):
                 events = selector.select(_ALIVE_EVERY)
                 if not events:
                     self._check_alive()
                     if time.monotonic() > deadline:
                         late = sorted(set(range(len(self._channels))) - set(answers))
-                        raise JaxcollError(f"Processes {late} did not answer {message['do']!r} within {timeout:g} s.")
+                        raise JaxcollError(
+                            f"Processes {late} did not answer {messages[0]['do']!r} within {timeout:g} s."
+                        )
                 for key, _ in events:
                     answers[key.data] = self._answer(key.data)
                     selector.unregister(key.fileobj)

@@ -30,15 +30,14 @@ def export(source: str | Path, trace: Path | None, metrics: Path | None) -> None
     """The records of a run log as trace events, as Prometheus text, or both."""
     if trace is None and metrics is None:
         return
-    import numpy as np
 
     from jaxcoll.report.run import load
-    from jaxcoll.telemetry import RECORD_DTYPE, chrome_trace, prometheus
+    from jaxcoll.telemetry import chrome_trace, concatenate, prometheus
 
     runs = load(source)
-    records = [np.concatenate([p.epoch.records for p in run.points]).astype(RECORD_DTYPE) for run in runs]
+    records = [concatenate(p.epoch.records for p in run.points) for run in runs]
     if trace is not None:
-        trace.write_text(json.dumps(chrome_trace(np.concatenate(records).astype(RECORD_DTYPE))), encoding="utf-8")
+        trace.write_text(json.dumps(chrome_trace(concatenate(records))), encoding="utf-8")
     if metrics is not None:
         kinds = [run.spec.programs[0].schedule.kind.label for run in runs]
         parts = [prometheus(r, run.spec.nranks, collective=k) for r, run, k in zip(records, runs, kinds, strict=True)]

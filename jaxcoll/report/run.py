@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from jaxcoll.errors import UsageError
 from jaxcoll.steering import policy, runlog
-from jaxcoll.telemetry import RECORD_DTYPE, Epoch, measurement_matrix
+from jaxcoll.telemetry import Epoch, concatenate, measurement_matrix
 from jaxcoll.tuner import Config, Decision, ScheduleSet
 from jaxcoll.tuner.detect import detect
 from jaxcoll.tuner.measure import batch_of, pattern_of
@@ -102,7 +102,7 @@ class SetRun:
 
     def throughput(self, points: Sequence[Point]) -> Floats:
         """Median bytes/s by [src][dst]; NaN where nothing went."""
-        records = np.concatenate([p.epoch.records for p in points]).astype(RECORD_DTYPE)
+        records = concatenate(p.epoch.records for p in points)
         return measurement_matrix(records, self.spec.nranks).throughput
 
     def congested(self, points: Sequence[Point]) -> tuple[list[int], list[int]]:

@@ -13,7 +13,7 @@ from jaxcoll.schedule import Schedule, Table
 from jaxcoll.sim.fluid import Job, Result, simulate
 from jaxcoll.sim.network import Network
 from jaxcoll.sim.plan import Plan, plan
-from jaxcoll.telemetry import RECEIVER, SENDER, Records, empty_records
+from jaxcoll.telemetry import RECEIVER, SENDER, Records, concatenate, empty_records
 
 Floats = npt.NDArray[np.float64]
 
@@ -91,7 +91,7 @@ class World:
             records.append(rows)
             self.clock += length + self._gap
             self.epoch += 1
-        return np.concatenate(records) if records else empty_records(), times
+        return concatenate(records), times
 
     def _plan(self, schedule: Schedule, table: Table, nbytes: int) -> Plan:
         """The plan of the call before, where it is the same: a tuned job asks epoch by epoch."""

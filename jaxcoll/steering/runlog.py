@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from jaxcoll.errors import UsageError
-from jaxcoll.telemetry import RECORD_DTYPE, Epoch, as_records, empty_records
+from jaxcoll.telemetry import Epoch, as_records, empty_records
 from jaxcoll.version import __version__
 
 FORMAT = 1
@@ -48,7 +48,7 @@ class RunLog:
         if self._out is None:
             return
         comm, site, launch, index = epoch.id
-        packed = base64.b64encode(zlib.compress(epoch.records.astype(RECORD_DTYPE).tobytes(), 1)).decode("ascii")
+        packed = base64.b64encode(zlib.compress(epoch.records.tobytes(), 1)).decode("ascii")
         start = int(epoch.records["start_ns"].min()) if len(epoch.records) else 0
         fields = {"key": key, "id": [comm, site, launch, index], "program": epoch.program, "version": epoch.version}
         self.write("epoch", {**fields, "start_ns": start, "seconds": seconds, "records": packed})

@@ -13,7 +13,7 @@ import numpy as np
 from jaxcoll.schedule import Schedule, decode
 from jaxcoll.sim.plan import plan
 from jaxcoll.steering.policy import Policy
-from jaxcoll.telemetry import RECORD_DTYPE, Epoch, diagnose, epoch_seconds, measurement_matrix
+from jaxcoll.telemetry import Epoch, concatenate, diagnose, epoch_seconds, measurement_matrix
 from jaxcoll.tuner import Config, Decision, Program, ScheduleSet
 
 SetId = tuple[int, int]
@@ -122,7 +122,7 @@ class Tuned:
         "findings" in words, and "throughput", bytes/s by [src][dst], None where nothing went.
         """
         if self._seen[0] != self.epochs and self.recent:
-            records = np.concatenate([e.records for e in self.recent]).astype(RECORD_DTYPE)
+            records = concatenate(e.records for e in self.recent)
             n = len(self.devices)
             matrix = measurement_matrix(records, n).throughput
             throughput = [[None if np.isnan(v) else float(v) for v in row] for row in matrix]

@@ -10,7 +10,7 @@ from collections.abc import Hashable, Mapping
 import numpy as np
 
 from jaxcoll.errors import UsageError
-from jaxcoll.telemetry.record import RECEIVER, Records, as_records, empty_records
+from jaxcoll.telemetry.record import RECEIVER, Records, as_records, concatenate
 
 EpochId = tuple[int, int, int, int]
 """(comm, site, launch, index): one execution of one call site."""
@@ -124,7 +124,7 @@ class Store:
         """
         with self._lock:
             waiting = self._pending.get(key, {})
-            whole = {id_: np.concatenate(parts) for id_, parts in waiting.items()}
+            whole = {id_: parts[0] if len(parts) == 1 else concatenate(parts) for id_, parts in waiting.items()}
             done = [_epoch(records) for records in whole.values() if _complete(records, expected)]
             for epoch in done:
                 del waiting[epoch.id]
@@ -140,7 +140,7 @@ class Store:
     def recent(self) -> Records:
         """All records still in the ring, oldest first."""
         with self._lock:
-            return np.concatenate(self._batches) if self._batches else empty_records()
+            return concatenate(self._batches)
 
     def counts(self) -> Counts:
         """How many records came, were dropped before, overwritten, or given up as incomplete epochs."""

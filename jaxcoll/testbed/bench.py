@@ -4,255 +4,267 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import random
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from jaxcoll import config
-from jaxcoll.bench.control import Listener, Message
-from jaxcoll.bench.groups import Group
-from jaxcoll.errors import UsageError
-from jaxcoll.schedule import Kind, Schedule, build
-from jaxcoll.testbed.flows import Flow, Running, toward
-from jaxcoll.testbed.layout import Layout
+from jaxcoll.bench.control import Message
+from jaxcoll.schedule import Table
+from jaxcoll.testbed import best
+from jaxcoll.testbed.flows import Running
 from jaxcoll.testbed.net import Testbed
-from jaxcoll.testbed.ranks import COORDINATOR_PORT, HostRanks, slots
-from jaxcoll.testbed.result import Row, Totals
+from jaxcoll.testbed.plan import Plan, background, check, victims
+from jaxcoll.testbed.ranks import slots
+from jaxcoll.testbed.result import Found, Row, Totals
+from jaxcoll.testbed.variants import Variants
 
-VARIANTS = ("tuned", "untuned", "lax")
-_TUNER = "tuner"
 _SETTLE_SECONDS = 1.0
+_SPEAKS_SECONDS = 1.5
+_BATCH = 6  # epochs: the tuner's B
+_TRY_EPOCHS = 4
+
+Say = Callable[[str], None]
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
-    """What to measure.
+class Phase:
+    """A part of a placement: with the trouble or without, for so many epochs of each variant or for so many seconds."""
 
-    flows: the numbers of background flows to try, one after the other. victim: the host they go to; None: hosts where
-    the schedule adds most contributions, another one for each placement (on a star), or flows that pass by (racks,
-    spines). connections: TCP connections of each flow. schedule: a name, None: jaxcoll's choice. size: bytes a rank.
-    epochs: timed calls of each variant, in blocks of `block` between which the variants take turns. warmup: calls on
-    the quiet network before, settle: calls at the head of each block, both without the clock. shuffle: ranks are dealt
-    to the hosts anew for each placement. deadline: seconds that a block or a start may take.
-    tuner: the setting JAXCOLL_TUNER of the tuned variant.
-    """
-
-    flows: tuple[int, ...]
-    victim: int | None
-    connections: int
-    schedule: str | None
-    size: int
-    variants: tuple[str, ...]
-    epochs: int
-    block: int
-    placements: int
-    warmup: int
-    settle: int
-    seed: int
-    ranks_per_host: int
-    shuffle: bool
-    deadline: float
-    tuner: str = "on"
+    name: str
+    trouble: bool
+    epochs: int = 0
+    seconds: float = math.inf
 
 
-def check(plan: Plan, hosts: int) -> None:
-    """Raises UsageError for a plan that can't be carried out."""
-    for variant in plan.variants:
-        if variant not in VARIANTS:
-            raise UsageError(f"--variants={variant} is unknown. Known: {', '.join(VARIANTS)}.")
-    if len(set(plan.variants)) != len(plan.variants) or not plan.variants:
-        raise UsageError("--variants names each variant once.")
-    if "tuned" in plan.variants and _TUNER not in {row.name for row in config.settings()}:
-        raise UsageError("This jaxcoll has no tuner in its runtime; leave `tuned` out of --variants.")
-    if "tuned" in plan.variants and config.parse(config.PREFIX + _TUNER.upper(), plan.tuner) == "off":
-        raise UsageError("--tuner=off would make the variant `tuned` the same as `untuned`.")
-    check_victim(plan.victim, hosts)
-    if plan.size < 4 or plan.size % 4:
-        raise UsageError(f"--size={plan.size} must be a multiple of 4 bytes (float32).")
-    if plan.schedule is not None:
-        build(plan.schedule, Kind.ALL_REDUCE, hosts * plan.ranks_per_host)
-
-
-def check_victim(victim: int | None, hosts: int) -> None:
-    """Raises UsageError unless `victim` is None or a host's number."""
-    if victim is not None and not 0 <= victim < hosts:
-        raise UsageError(f"--victim={victim} must be a host's number, 0 to {hosts - 1}.")
-
-
-def incoming(schedule: Schedule) -> list[int]:
-    """From how many different (chunk graph, sender) pairs each rank receives: how much a stranger disturbs it."""
-    senders: list[set[tuple[int, int]]] = [set() for _ in range(schedule.collective.nranks)]
-    for g, graph in enumerate(schedule.graphs):
-        for edge in graph.edges:
-            senders[edge.dst].add((g, edge.src))
-    return [len(found) for found in senders]
-
-
-def victims(plan: Plan, hosts: int) -> list[int]:
-    """The host to congest in each placement, drawn with the plan's seed among those that receive most."""
-    if plan.victim is not None:
-        return [plan.victim] * plan.placements
-    generator = random.Random(plan.seed)
-    by_host = [0] * hosts
-    if plan.schedule is not None:
-        counts = incoming(build(plan.schedule, Kind.ALL_REDUCE, hosts * plan.ranks_per_host))
-        for rank, count in enumerate(counts):
-            by_host[rank // plan.ranks_per_host] += count
-    order = sorted(range(hosts), key=lambda host: (-by_host[host], generator.random()))
-    return [order[i % hosts] for i in range(plan.placements)]
-
-
-def outsiders_needed(topology: str, count: int) -> int:
-    """How many outsiders `count` background flows take."""
-    return count if topology == "star" else 2 * count
-
-
-def background(layout: Layout, count: int, victim: int | None, connections: int) -> list[Flow]:
-    """Background flows: into the victim (from the other side, where there are two), or, without one, past all hosts
-    through the network's middle. A star has no middle: its victim is host 0 by default."""
-    if layout.name == "star":
-        return toward(f"h{victim or 0}", layout.outsiders[:count], connections)
-    if victim is not None:
-        far = [x for x in layout.outsiders if layout.groups[x] != layout.groups[f"h{victim}"]]
-        return toward(f"h{victim}", far[:count], connections)
-    pairs = zip(layout.outsiders[::2], layout.outsiders[1::2])
-    return [Flow(a, b, connections) for a, b in list(pairs)[:count]]
-
-
-def _environment(variant: str, tuner: str) -> dict[str, str]:
-    known = {row.name for row in config.settings()}
-    if variant == "lax" or _TUNER not in known:
-        return {}
-    return {config.PREFIX + _TUNER.upper(): tuner if variant == "tuned" else "off"}
-
-
-class _Variants:
-    """The variants' processes: a group of ranks each, started when needed and kept while that is fair."""
-
-    def __init__(self, bed: Testbed, plan: Plan, say: Callable[[str], None]):
-        self._bed, self._plan, self._say = bed, plan, say
-        self._groups: dict[str, tuple[Group, contextlib.ExitStack]] = {}
-        self._ports = iter(range(COORDINATOR_PORT, 65_000))
-        self.wrong = 0
-
-    def get(self, variant: str, hosts: Sequence[str]) -> Group:
-        """The variant's group; a new one has compiled and warmed up when this returns."""
-        if variant not in self._groups:
-            self._say(f"starting {len(hosts)} ranks of {variant}")
-            stack = contextlib.ExitStack()
-            try:
-                listener = stack.enter_context(Listener())
-                command = [sys.executable, "-m", "jaxcoll.testbed.worker"]
-                # A crash in native code leaves a stack in the process's last words.
-                env = {**listener.env, "PYTHONFAULTHANDLER": "1", **_environment(variant, self._plan.tuner)}
-                ranks = stack.enter_context(HostRanks(self._bed, command, hosts, env=env, port=next(self._ports)))
-                group = Group(ranks, listener, len(hosts))
-                stack.callback(group.close)
-                what: Message = {"impl": "lax" if variant == "lax" else "jaxcoll", "schedule": self._plan.schedule}
-                what |= {"nbytes": self._plan.size, "warmup": self._plan.warmup, "tuned": variant == "tuned"}
-                answers = group.ask(self._plan.deadline, do="prepare", **what)
-                self.wrong += sum(answer["wrong"] for answer in answers)
-            except BaseException:
-                stack.close()
-                raise
-            self._groups[variant] = (group, stack)
-        return self._groups[variant][0]
-
-    def drop(self, variants: Sequence[str]) -> None:
-        """End these variants' processes."""
-        for variant in variants:
-            if variant in self._groups:
-                self._groups.pop(variant)[1].close()
-
-    def __enter__(self) -> _Variants:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.drop(list(self._groups))
+def phases(plan: Plan) -> list[Phase]:
+    """What a placement consists of, after `quiet`."""
+    rounds = plan.trouble.rounds
+    if rounds is None:
+        return [Phase("", True, epochs=plan.epochs)]
+    on, off, times = rounds
+    out = [Phase("before", False, seconds=off)]
+    for i in range(1, times + 1):
+        out += [Phase(f"busy {i}", True, seconds=on), Phase(f"free {i}", False, seconds=off)]
+    return out
 
 
 @dataclasses.dataclass
 class _Series:
-    """One variant in one placement, as its blocks come in. swapped_at: the epoch after which nothing was swapped."""
+    """One variant in one phase, as its blocks come in. swapped_at: the epoch after which nothing was swapped."""
 
     seconds: list[float] = dataclasses.field(default_factory=list)
+    ended: list[float] = dataclasses.field(default_factory=list)
     starved: list[float] = dataclasses.field(default_factory=list)
-    swaps: int = 0
-    reverts: int = 0
     swapped_at: int = 0
 
-    def add(self, answers: Sequence[Message], totals: Totals) -> None:
-        """Take in the ranks' answers to one block. An epoch lasts as long as its slowest rank."""
-        self.seconds += [max(times) for times in zip(*(answer["seconds"] for answer in answers))]
-        self.starved.append(max(answer["starved"] for answer in answers))
-        swaps, reverts = (max(answer[key] for answer in answers) for key in ("swaps", "reverts"))
-        if swaps + reverts > self.swaps + self.reverts:
-            self.swapped_at = len(self.seconds)
-        self.swaps, self.reverts = swaps, reverts
-        totals.wrong += sum(answer["wrong"] for answer in answers)
 
+class _Placement:
+    """One place of the trouble: the variants' groups, and what came of them."""
 
-def _place(
-    bed: Testbed, plan: Plan, variants: _Variants, totals: Totals, count: int, placement: int, victim: int,
-    say: Callable[[str], None],
-) -> list[Row]:  # fmt: skip
-    hosts = slots(bed.layout.hosts, plan.ranks_per_host)
-    if plan.shuffle:
-        random.Random(f"{plan.seed}/{placement}").shuffle(hosts)
-        variants.drop(plan.variants)
-    # What the tuner learnt in one placement must not help it in the next.
-    variants.drop(["tuned"])
-    groups = {variant: variants.get(variant, hosts) for variant in plan.variants}
-    series = {variant: _Series() for variant in plan.variants}
-    compiled: dict[str, int] = {}
-    with contextlib.ExitStack() as stack:
-        flows: Running | None = None
-        if count:
-            target = victim if bed.layout.name == "star" else plan.victim
-            flows = bed.start_flows(background(bed.layout, count, target, plan.connections))
-            stack.callback(flows.stop)
+    def __init__(
+        self, bed: Testbed, plan: Plan, variants: Variants, totals: Totals, count: int, number: int, victim: int,
+        say: Say,
+    ):  # fmt: skip
+        self._bed, self._plan, self._variants, self._totals, self._say = bed, plan, variants, totals, say
+        self._count, self._number, self._victim = count, number, victim
+        # None: the flows pass by, through the middle.
+        self._target = victim if bed.layout.name == "star" else plan.victim
+        self._hosts = slots(bed.layout.hosts, plan.ranks_per_host)
+        self._tables: dict[str, Table | None] = {}
+        self._flows: Running | None = None
+        self._flowing_since = 0.0
+        self._rate = 0.0
+        self._turn = 0
+        self._status: dict[str, Message] = {}
+        self._findings: dict[str, dict[str, int]] = {}
+        self._detected: dict[str, dict[str, int | None]] = {}
+
+    def run(self) -> list[Row]:
+        """Everything in order: start, `quiet`, the search for `best`, the phases."""
+        plan = self._plan
+        if plan.shuffle:
+            random.Random(f"{plan.seed}/{self._number}").shuffle(self._hosts)
+            self._variants.drop(plan.variants)
+        # What a tuner learnt in one placement must not help it in the next.
+        self._variants.drop([v for v in plan.variants if plan.is_tuned(v)])
+        for variant in plan.variants:
+            self._variants.get(variant, self._hosts)
+        rows: list[Row] = []
+        try:
+            if "quiet" in plan.variants:
+                rows += self._phase(Phase("", False, epochs=2 * plan.block), ("quiet",))
+            if "best" in plan.variants:
+                self._trouble(True)
+                self._tables["best"] = self._search()
+            for phase in phases(plan):
+                rows += self._phase(phase, plan.timed)
+        finally:
+            self._trouble(False)
+        self._close()
+        return rows
+
+    def _trouble(self, on: bool) -> None:
+        slow = self._plan.trouble.slow
+        if slow is not None:
+            link, way, rate = slow
+            usual = self._bed.layout.link(link).rate
+            assert usual is not None
+            self._bed.set_rate(link, rate if on else usual, way)
+        if on and self._count and self._flows is None:
+            made = background(self._bed.layout, self._count, self._target, self._plan.connections)
+            self._flows = self._bed.start_flows(made)
             time.sleep(_SETTLE_SECONDS)
-        started = time.monotonic()
-        done, turn = 0, 0
-        while done < plan.epochs:
-            now = min(plan.block, plan.epochs - done)
+            self._flowing_since = time.monotonic()
+        elif not on and self._flows is not None:
+            self._flows.stop()
+            self._flows = None
+
+    def _search(self) -> Table | None:
+        plan, n = self._plan, len(self._hosts)
+        assert plan.schedule is not None
+        self._say(f"p={self._count}, placement {self._number}: scoring tables for `best`")
+        schedule = self._variants.schedule("best")
+        net = best.modelled(self._bed.layout, self._hosts, self._count, self._target)
+        candidates = best.scored(schedule, net, plan.size, orders=plan.shuffle and n <= best.ORDERED)
+
+        def run(table: Table) -> float:
+            self._say(f"p={self._count}, placement {self._number}: trying a table for `best`")
+            self._variants.install("best", table)
+            answers = self._ask("best", _TRY_EPOCHS, 0.0)
+            return statistics.fmean(max(times) for times in zip(*(answer["seconds"] for answer in answers)))
+
+        taken, told = best.search(candidates, plan.tries, run)
+        self._totals.best.append({"p": self._count, "placement": self._number, **told})
+        return taken.table
+
+    def _ask(self, variant: str, epochs: int, late: float) -> list[Message]:
+        plan = self._plan
+        group = self._variants.get(variant, self._hosts)
+        messages: list[Message] = [{"do": "block", "epochs": epochs, "settle": plan.settle} for _ in self._hosts]
+        if late and plan.trouble.late is not None:
+            messages[plan.trouble.late[0]]["late"] = late
+        return group.ask_each(plan.deadline, messages)
+
+    def _phase(self, phase: Phase, variants: Sequence[str]) -> list[Row]:
+        self._trouble(phase.trouble)
+        began, wall = time.monotonic(), time.time()
+        series = {variant: _Series() for variant in variants}
+        done = 0
+        while done < phase.epochs or (not phase.epochs and time.monotonic() - began < phase.seconds):
+            now = min(self._plan.block, phase.epochs - done) if phase.epochs else self._plan.block
             # Another variant begins each round: none always follows the same other one.
-            for i in range(len(plan.variants)):
-                variant = plan.variants[(i + turn) % len(plan.variants)]
-                say(f"p={count}, placement {placement}, epochs {done} to {done + now}, {variant}")
-                answers = groups[variant].ask(plan.deadline, do="block", epochs=now, settle=plan.settle)
-                series[variant].add(answers, totals)
-                compiled[variant] = sum(answer["compilations"] for answer in answers)
-                if flows is not None:
-                    flows.check()
-            done, turn = done + now, turn + 1
-        rate = sum(flows.rates(started)) if flows is not None else 0.0
-    totals.add_compilations(compiled)
-    totals.swaps += sum(s.swaps for s in series.values())
-    totals.reverts += sum(s.reverts for s in series.values())
-    # All variants are averaged over the same epochs: those after the tuner's last move, a quarter of them at least.
-    settled = min(max(s.swapped_at for s in series.values()), plan.epochs * 3 // 4)
-    where = f"h{victim}" if bed.layout.name == "star" or plan.victim is not None else "middle"
-    return [
-        Row.of(variant, placement, count, len(bed.layout.hosts), where, s.seconds, settled, rate, s.starved)
-        for variant, s in series.items()
-    ]
+            for i in range(len(variants)):
+                variant = variants[(i + self._turn) % len(variants)]
+                place = f"p={self._count}, placement {self._number}{', ' + phase.name if phase.name else ''}"
+                self._say(f"{place}, epochs {done} to {done + now}, {variant}")
+                self._block(variant, now, phase, series[variant])
+            done, self._turn = done + now, self._turn + 1
+        self._rate = 0.0
+        if phase.trouble and self._flows is not None:
+            self._rate = sum(self._flows.rates(max(began, self._flowing_since)))
+        self._listen(variants)
+        self._note_detection(phase, series, wall)
+        # All variants are averaged over the same epochs: those after the tuner's last move, a quarter of them at least.
+        least = min((len(s.seconds) for s in series.values()), default=1)
+        settled = min(max(s.swapped_at for s in series.values()), least * 3 // 4)
+        return [self._row(variant, phase, s, settled) for variant, s in series.items()]
+
+    def _row(self, variant: str, phase: Phase, series: _Series, settled: int) -> Row:
+        middle = self._target is None
+        where = "middle" if middle and self._count else f"h{self._victim}" if self._count else "-"
+        count = self._count if phase.trouble else 0
+        if variant == "quiet":
+            count = self._count  # it belongs to the rows that it is compared with
+        hosts = len(self._bed.layout.hosts)
+        row = Row.of(variant, self._number, count, hosts, where, series.seconds, settled, self._rate, series.starved)
+        return dataclasses.replace(row, phase=phase.name)
+
+    def _block(self, variant: str, epochs: int, phase: Phase, series: _Series) -> None:
+        if variant in ("quiet", "best", "untuned"):
+            self._variants.install(variant, self._tables.get(variant))
+        late = self._plan.trouble.late
+        answers = self._ask(variant, epochs, late[1] if late is not None and phase.trouble else 0.0)
+        # An epoch lasts as long as its slowest rank.
+        series.seconds += [max(times) for times in zip(*(answer["seconds"] for answer in answers))]
+        series.ended += answers[0]["ended"]
+        series.starved.append(max(answer["starved"] for answer in answers))
+        self._totals.wrong += sum(answer["wrong"] for answer in answers)
+        self._totals.add_compilations({variant: sum(answer["compilations"] for answer in answers)})
+        status = answers[0]["tuner"]
+        if status is not None and self._note(variant, status):
+            series.swapped_at = len(series.seconds)
+        if self._flows is not None:
+            self._flows.check()
+
+    def _listen(self, variants: Sequence[str]) -> None:
+        """Takes in what the tuners have decided by now; they speak once a second."""
+        tuned = [variant for variant in variants if self._plan.is_tuned(variant)]
+        if tuned:
+            time.sleep(_SPEAKS_SECONDS)
+        for variant in tuned:
+            status = self._variants.get(variant, self._hosts).ask(self._plan.deadline, do="told")[0]["tuner"]
+            if status is not None:
+                self._note(variant, status)
+
+    def _note(self, variant: str, status: Message) -> bool:
+        """Takes in a tuner's status. Returns whether something was moved since the last one."""
+        before = self._status.get(variant, {"swaps": 0, "reverts": 0})
+        self._status[variant] = status
+        said = self._findings.setdefault(variant, {})
+        for line in status["findings"]:
+            who, _, what = line.partition(" is ")
+            about = f"{who} is {what.split(':')[0]}"  # the amounts change all the time
+            said[about] = said.get(about, 0) + 1
+        return status["swaps"] + status["reverts"] > before["swaps"] + before["reverts"]
+
+    def _note_detection(self, phase: Phase, series: dict[str, _Series], since: float) -> None:
+        """In how many batches a phase's trouble led to a decision, by variant; None: to none."""
+        if not phase.trouble:
+            return
+        for variant, one in series.items():
+            if variant in self._status:
+                taken = [d["time"] for d in self._status[variant]["decisions"] if d["committed"] and d["time"] > since]
+                before = sum(at <= min(taken) for at in one.ended) if taken else 0
+                batches = math.ceil(before / _BATCH) if taken else None
+                self._detected.setdefault(variant, {})[phase.name or "busy"] = batches
+
+    def _close(self) -> None:
+        """Hands what the tuners said to the totals."""
+        for variant, status in self._status.items():
+            decisions: list[dict[str, Any]] = [
+                {key: d[key] for key in ("action", "reason", "expected", "committed", "stall_s", "time", "epochs")}
+                for d in status["decisions"]
+            ]
+            found = Found(
+                variant=variant,
+                placement=self._number,
+                p=self._count,
+                swaps=status["swaps"],
+                reverts=status["reverts"],
+                state=status["state"],
+                program=", ".join(map(str, status["programs"])),
+                findings=self._findings.get(variant, {}),
+                batches_to_decide=self._detected.get(variant, {}),
+                decisions=decisions,
+            )
+            self._totals.found.append(found)
 
 
-def measure(
-    bed: Testbed, plan: Plan, say: Callable[[str], None], show: Callable[[Row], None]
-) -> tuple[list[Row], Totals]:
+def measure(bed: Testbed, plan: Plan, say: Say, show: Callable[[Row], None]) -> tuple[list[Row], Totals]:
     """Carry out a plan. say: told what begins now; show: given each row as it is done."""
-    check(plan, len(bed.layout.hosts))
+    width = len(bed.layout.routers) - len(set(bed.layout.groups.values()))
+    check(plan, len(bed.layout.hosts), bed.layout.name, width)
     rows: list[Row] = []
     totals = Totals()
     chosen = victims(plan, len(bed.layout.hosts))
-    with _Variants(bed, plan, say) as variants:
+    with contextlib.ExitStack() as stack:
+        variants = stack.enter_context(Variants(bed, plan, say))
         for count in plan.flows:
-            for placement, victim in enumerate(chosen):
-                new = _place(bed, plan, variants, totals, count, placement, victim, say)
+            for number, victim in enumerate(chosen):
+                new = _Placement(bed, plan, variants, totals, count, number, victim, say).run()
                 for row in new:
                     show(row)
                 rows += new
@@ -262,8 +274,8 @@ def measure(
 
 def ratio(rows: Sequence[Row], count: int, slow: str, fast: str) -> dict[str, float]:
     """Time of `slow` over that of `fast` over all placements with `count` flows (above 1: `fast` is faster), for the
-    "mean" (of everything), the "p50" and the "after" (convergence); each the average over the placements."""
-    fields = {"mean": "mean_ms", "p50": "p50_ms", "after": "after_convergence_mean_ms"}
+    "mean" (of everything), the "p50", the "p95" and the "after" (convergence); each of averages over the placements."""
+    fields = {"mean": "mean_ms", "p50": "p50_ms", "p95": "p95_ms", "after": "after_convergence_mean_ms"}
 
     def average(variant: str, field: str) -> float:
         return statistics.fmean(getattr(row, field) for row in rows if row.p == count and row.variant == variant)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import gc
 import os
@@ -17,8 +18,12 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxcoll
-from jaxcoll import launch
+from jaxcoll import launch, runtime
 from jaxcoll.bench.control import ENV, Channel, Message
+from jaxcoll.errors import UsageError
+from jaxcoll.runtime.job import MemoryStore
+from jaxcoll.runtime.swap import LocalSwaps, SetId, points_behind, program_id
+from jaxcoll.schedule import Table, encode
 
 AXIS = "ranks"
 _PERIOD = 4093
@@ -51,6 +56,7 @@ class Worker:
         self._expected: list[np.ndarray] = []
         self._compilations = 0
         self._tuned = False
+        self._swaps: LocalSwaps | None = None
 
     def prepare(self, impl: str, schedule: str | None, nbytes: int, warmup: int, tuned: bool) -> Message:
         """Compile the psum of `nbytes` bytes of float32 a rank and run it `warmup` times. Answers {"wrong"}."""
@@ -84,28 +90,76 @@ class Worker:
         got = np.asarray(y.addressable_shards[0].data)
         return seconds, int(np.count_nonzero(got != self._expected[i % _INPUTS]))
 
-    def block(self, epochs: int, settle: int) -> Message:
+    def block(self, epochs: int, settle: int, late: float = 0.0) -> Message:
         """Run `settle` epochs without the clock (ranks leave the command loop at different times), then time `epochs`.
 
-        Answers {"seconds": [...], "starved", "wrong", "compilations", "swaps", "reverts"}: starved is the seconds
-        without a core per epoch; the last three are totals of this process.
+        late: seconds that this process is late in each. Answers {"seconds": [...], "ended", "starved", "wrong",
+        "compilations", "tuner"}: ended is the wall clock after every epoch, the settling ones too; starved is the
+        seconds without a core per epoch; compilations is the total of this process; tuner is its status where it leads.
         """
         seconds: list[float] = []
+        ended: list[float] = []
         wrong, before = 0, _starved()
         gc.disable()
         try:
             for i in range(settle + epochs):
+                if late:
+                    time.sleep(late)
                 taken, bad = self._epoch(i)
                 wrong += bad
+                ended.append(time.time())
                 if i >= settle:
                     seconds.append(taken)
         finally:
             gc.enable()
-        # Rank 0 leads: it alone decides on swaps, and counts them.
-        tuner = jaxcoll.status()["tuner"] if self._tuned and jax.process_index() == 0 else {"swaps": 0, "reverts": 0}
-        counts = {"swaps": int(tuner["swaps"]), "reverts": int(tuner["reverts"]), "compilations": self._compilations}
         starved = max(0.0, _starved() - before) / (settle + epochs)
-        return {"seconds": seconds, "starved": starved, "wrong": wrong, **counts}
+        out: Message = {"seconds": seconds, "ended": ended, "starved": starved, "wrong": wrong}
+        return out | {"compilations": self._compilations, "tuner": self._tuner()}
+
+    def told(self) -> Message:
+        """Answers {"tuner"} as `block` does, later: the tuner works in a process of its own."""
+        return {"tuner": self._tuner()}
+
+    def _tuner(self) -> Message | None:
+        # Rank 0 leads: it alone decides on swaps, and counts them.
+        if not self._tuned or jax.process_index() != 0:
+            return None
+        status = jaxcoll.status()["tuner"]
+        findings = [line for one in status["sets"] for line in one["findings"]]
+        kept = {key: status[key] for key in ("state", "swaps", "reverts", "decisions")}
+        return {**kept, "findings": findings, "programs": [one["program"] for one in status["sets"]]}
+
+    # ------------------------------------------------------------------------------- tables put in force by the driver
+
+    def _only_set(self) -> tuple[LocalSwaps, SetId]:
+        if self._swaps is None:
+            sets = runtime.get_sets()
+            self._swaps = LocalSwaps(sets.world, sets, MemoryStore())
+        known = list(self._swaps.known())
+        if len(known) != 1:
+            raise UsageError(f"one schedule set was expected in this process, there are {len(known)}")
+        return self._swaps, known[0]
+
+    def program(self) -> Message:
+        """Answers {"blob"}: the schedule in force, in its binary form, as base64."""
+        swaps, set_id = self._only_set()
+        info = swaps.known()[set_id]
+        return {"blob": base64.b64encode(encode(info.schedules[info.chosen])).decode("ascii")}
+
+    def install(self, table: str, version: int) -> Message:
+        """Bring a table (binary form, base64) into force from the next execution on, in every process alike; none may
+        be running. Answers {"points"}, to be compared: they must be the same everywhere."""
+        swaps, set_id = self._only_set()
+        info = swaps.known()[set_id]
+        data = Table.from_bytes(base64.b64decode(table)).with_version(version).to_bytes()
+        program = program_id(info.schedules[info.chosen])
+        if not swaps.has(program):
+            raise UsageError("the schedule in force is not known to this process's library")
+        swaps.stage(set_id, version, program, data)
+        points = points_behind([swaps.started(set_id)], 1)
+        swaps.promise(str(version), set_id, version, points)
+        swaps.decide(str(version), True)
+        return {"points": points}
 
 
 def main() -> int:
@@ -113,7 +167,9 @@ def main() -> int:
     channel = Channel(socket.socket(fileno=int(os.environ[ENV + "_FD"])))
     launch.initialize()
     worker = Worker()
-    commands: dict[str, Callable[..., Message]] = {"prepare": worker.prepare, "block": worker.block}
+    commands: dict[str, Callable[..., Message]] = {
+        name: getattr(worker, name) for name in ("prepare", "block", "told", "program", "install")
+    }
     while True:
         try:
             message = channel.receive()

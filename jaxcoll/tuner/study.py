@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from jaxcoll.schedule import Kind, build
 from jaxcoll.sim import Job, Network, Noise, Phase, World, plan, racks, simulate, spines, star
-from jaxcoll.telemetry import Records, group_epochs
+from jaxcoll.telemetry import Records, concatenate, group_epochs
 from jaxcoll.tuner.params import POLICIES, Policy
 from jaxcoll.tuner.replay import Setup, Taken
 from jaxcoll.tuner.tuner import State, step
@@ -79,7 +79,7 @@ def drive(setup: Setup, world: World, epochs: int, *, delay: int = 0) -> Run:
         if decision is not None:
             taken.append(Taken(i + 1, decision))
             waiting.append((i + 1 + delay, Config(decision.program, decision.table)))
-    return Run(np.array(seconds), tuple(taken), state, np.concatenate(kept))
+    return Run(np.array(seconds), tuple(taken), state, concatenate(kept))
 
 
 def untuned(spec: ScheduleSet, world: World, epochs: int) -> Floats:

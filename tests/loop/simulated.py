@@ -13,7 +13,6 @@ from jaxcoll.sim.world import Noise, Phase, World
 from jaxcoll.steering import policy
 from jaxcoll.steering.brain import Brain
 from jaxcoll.steering.runlog import RunLog
-from jaxcoll.telemetry import RECORD_DTYPE
 
 RANKS, NBYTES, RATE, QUIET = 8, 4 << 20, 25e6, 12
 SET = (1, 77)
@@ -58,7 +57,7 @@ class Job:
             schedule = self.schedules[self.program]
             records, times = self.world.run(schedule, self.table, NBYTES, 1, program=self.program)
             self.seconds.append(float(times[0]))
-            self.brain.take(("records", SET, 0, records.astype(RECORD_DTYPE).tobytes()))
+            self.brain.take(("records", SET, 0, records.tobytes()))
             for message in self.brain.think():
                 assert message[0] == "decision"
                 self._decide(message[1])

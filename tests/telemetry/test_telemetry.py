@@ -37,6 +37,21 @@ def test_bytes_round_trip_and_a_cut_buffer_is_told() -> None:
         telemetry.as_records(records.tobytes()[:-1])
 
 
+def test_joined_records_keep_their_layout() -> None:
+    parts = [telemetry.from_records([make(dst=i)] * i) for i in range(4)]
+    for joined in (telemetry.concatenate(parts), telemetry.concatenate([]), telemetry.concatenate(iter(parts[:1]))):
+        assert joined.dtype == telemetry.RECORD_DTYPE
+        assert joined.itemsize == telemetry.RECORD_SIZE
+    assert telemetry.concatenate(parts)["dst"].tolist() == [1, 2, 2, 3, 3, 3]
+    store = telemetry.Store()
+    for part in (telemetry.from_records([make(step=0)]), telemetry.from_records([make(step=1)])):
+        store.push(part)
+    (epoch,) = store.take((0, 0), {0: 2})
+    for records in (store.recent(), epoch.records, epoch.receiver):
+        # What is sent on or logged is read back as whole records.
+        assert telemetry.as_records(records.tobytes())["step"].tolist() == [0, 1]
+
+
 def test_epochs_are_cut_by_site_launch_and_index() -> None:
     rows = [
         make(site=2**63 + s, launch=n, index=i, start_ns=100 - n, src=k)

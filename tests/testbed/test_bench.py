@@ -15,8 +15,9 @@ from needs import need
 from jaxcoll.errors import UsageError
 from jaxcoll.schedule import Kind, build
 from jaxcoll.testbed import access, racks, result, spines, star
-from jaxcoll.testbed.bench import Plan, background, check, incoming, outsiders_needed, ratio, victims
+from jaxcoll.testbed.bench import phases, ratio
 from jaxcoll.testbed.cli import main
+from jaxcoll.testbed.plan import Plan, Trouble, background, check, incoming, outsiders_needed, victims
 from testbed.helpers import Start, left_over, ordinary, outcome
 
 PLAN = Plan(
@@ -72,13 +73,17 @@ def test_strangers_come_from_outside_and_cross_the_middle():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"variants": ("untuned", "mpi")}, "Known: tuned, untuned, lax"),
+        ({"variants": ("untuned", "mpi")}, "Known: tuned, on, swaps, react-paper, untuned, lax"),
         ({"variants": ("lax", "lax")}, "once"),
         ({"victim": 8}, "0 to 7"),
         ({"variants": ("tuned",), "tuner": "off"}, "the same as `untuned`"),
         ({"variants": ("tuned",), "tuner": "sometimes"}, "react-paper"),
         ({"size": 6}, "multiple of 4"),
         ({"schedule": "tripel_tree"}, "dual_tree"),
+        ({"variants": ("quiet",)}, "beside `quiet`"),
+        ({"variants": ("best",), "schedule": None}, "--schedule=NAME"),
+        ({"trouble": Trouble(late=(8, 0.05))}, "a rank's number"),
+        ({"trouble": Trouble(rounds=(0.5, 30, 3))}, "60:30:3"),
     ],
 )
 def test_bad_plans_are_refused_before_anything_starts(change: dict, words: str):
@@ -90,6 +95,15 @@ def row(variant: str, seconds: list[float], settled: int = 0, p: int = 1) -> res
     return result.Row.of(variant, 0, p, 8, "h3", seconds, settled, 1e8)
 
 
+def test_trouble_that_comes_and_goes_has_phases():
+    assert [(p.name, p.trouble, p.epochs) for p in phases(PLAN)] == [("", True, 4)]
+    found = phases(dataclasses.replace(PLAN, trouble=Trouble(rounds=(60, 30, 2))))
+    names = ["before", "busy 1", "free 1", "busy 2", "free 2"]
+    assert [(p.name, p.trouble, p.seconds) for p in found] == [
+        (name, name.startswith("busy"), 60 if name.startswith("busy") else 30) for name in names
+    ]
+
+
 def test_rows_are_in_milliseconds_and_settle():
     got = row("tuned", [0.4] * 10 + [0.2] * 30, settled=10)
     assert got.mean_ms == pytest.approx(250)
@@ -98,7 +112,7 @@ def test_rows_are_in_milliseconds_and_settle():
     assert got.after_convergence_mean_ms == pytest.approx(200)
     assert got.background_mbit == pytest.approx(100)
     rows = [got, row("lax", [0.5] * 40), row("lax", [9.0], p=2)]
-    assert ratio(rows, 1, "lax", "tuned") == {"mean": 2.0, "p50": 2.5, "after": 2.5}
+    assert ratio(rows, 1, "lax", "tuned") == {"mean": 2.0, "p50": 2.5, "p95": 1.25, "after": 2.5}
     assert str(got).split() == ["1", "0", "h3", "tuned", "250.0", "200.0", "400.0", "200.0", "0.0", "100.0"]
 
 
