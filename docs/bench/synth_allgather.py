@@ -32,6 +32,7 @@ from jaxcoll.synth import all_gather, native
 from jaxcoll.synth.evaluate import neighbours, pair_route, rate
 from jaxcoll.synth.forest import History, Wish, solve
 from jaxcoll.synth.result import Clock
+from jaxcoll.synth.trees import depths
 from jaxcoll.topology import Topology, fail, parse
 from jaxcoll.topology.failures import fail2
 
@@ -126,7 +127,7 @@ def times() -> None:
 def row(topology: Topology, how: str, warm: History | None = None, cold: float = 0.0) -> tuple[float, History]:
     seconds, forest = timed(topology, warm)
     total = sum(seconds.values())
-    depth = max(max(tree.depths()) for tree in forest.trees)
+    depth = int(depths(forest.trees, topology.nranks).max())
     cells = [f"{seconds[phase]:.4f}" for phase in seconds]
     ratio = f"{cold / total:.1f}x" if cold else ""
     print(

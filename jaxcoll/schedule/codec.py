@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxcoll.errors import ScheduleError
+from jaxcoll.schedule.columns import IntArray
 from jaxcoll.schedule.ir import Chunk, ChunkGraph, Collective, Edge, Kind, Op, Schedule
 
 MAGIC = b"JXCP"
@@ -32,22 +33,27 @@ def _opt(position: int | None) -> int:
     return -1 if position is None else position
 
 
+def _table(dtype: np.dtype[np.void], **columns: IntArray) -> npt.NDArray[np.void]:
+    rows = np.zeros(len(next(iter(columns.values()))), dtype)
+    for name, column in columns.items():
+        rows[name] = column
+    return rows
+
+
 def encode(schedule: Schedule) -> bytes:
     """The schedule's bytes. Names of chunk graphs aren't part of the binary form."""
-    s, edges = schedule, schedule.edges
-    fan = np.array([len(e.chunks) for e in edges], dtype=np.int64)
-    firsts = np.cumsum(fan) - fan
-    sizes = np.array([len(g.edges) for g in s.graphs], dtype=np.int64)
-    refs = np.array([c for e in edges for c in e.chunks], dtype=_REF)
-    root, sizes_of = _opt(s.collective.root), (len(s.chunks), len(edges), len(refs))
+    s, edges, cut = schedule, schedule.columns, schedule.chunk_columns
+    sizes = np.array([g.size for g in s.graphs], dtype=np.int64)
+    refs = edges.chunk.astype(_REF)
+    root, sizes_of = _opt(s.collective.root), (len(cut), len(edges), len(refs))
     header = _HEADER.pack(s.kind, 0, s.nranks, root, s.steps, len(s.graphs), s.pipeline, *sizes_of)
     name = s.name.encode()
     head = header + _NAME_LEN.pack(len(name)) + name
     head += b"\0" * (-(_PREFIX.size + len(head)) % 4)
-    chunks = np.array([(_opt(c.src), _opt(c.dst), c.weight) for c in s.chunks], dtype=_CHUNK)
-    graphs = np.array(list(zip(np.cumsum(sizes) - sizes, sizes, strict=True)), dtype=_GRAPH)
-    rows = [(e.step, e.src, e.dst, e.op, 0, f, k) for e, f, k in zip(edges, firsts, fan, strict=True)]
-    table = np.array(rows, dtype=_EDGE)
+    chunks = _table(_CHUNK, src=cut.src, dst=cut.dst, weight=cut.weight)
+    graphs = _table(_GRAPH, first=np.cumsum(sizes) - sizes, count=sizes)
+    ends = {"step": edges.step, "src": edges.src, "dst": edges.dst, "op": edges.op}
+    table = _table(_EDGE, **ends, first=edges.first[:-1], count=edges.fan)
     payload = head + chunks.tobytes() + graphs.tobytes() + table.tobytes() + refs.tobytes()
     flags = FLAG_CANONICAL if s.canonical else 0
     return _PREFIX.pack(MAGIC, VERSION, flags, _PREFIX.size + len(payload), zlib.crc32(payload)) + payload

@@ -12,13 +12,13 @@ import enum
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from jaxcoll.errors import ScheduleError
-
-IntArray = npt.NDArray[np.int64]
+from jaxcoll.schedule.columns import NONE, ChunkColumns, EdgeColumns, IntArray
 
 MAX_RANKS = 32767  # ranks and positions travel as i16
 MAX_U16 = 65535
@@ -142,10 +142,40 @@ class ChunkGraph:
         ordered = tuple(sorted(self.edges, key=lambda e: e.step))  # stable: a reduction's order is kept
         object.__setattr__(self, "edges", ordered)
 
+    @staticmethod
+    def of_columns(columns: EdgeColumns, begin: int, end: int, name: str = "") -> ChunkGraph:
+        """The graph of rows begin..end, which must be in step order; its `edges` are made when first asked for."""
+        graph = object.__new__(ChunkGraph)
+        graph.__dict__.update(name=name, source=(columns, begin, end))
+        return graph
+
+    if not TYPE_CHECKING:  # a type checker would take any attribute for granted
+
+        def __getattr__(self, name: str) -> Any:
+            if name != "edges" or "source" not in self.__dict__:
+                raise AttributeError(name)
+            self.__dict__["edges"] = edges = _edges_of(*self.__dict__["source"])
+            return edges
+
+    @property
+    def size(self) -> int:
+        """The number of edges."""
+        source: tuple[EdgeColumns, int, int] | None = self.__dict__.get("source")
+        return len(self.edges) if source is None else source[2] - source[1]
+
     @cached_property
     def chunks(self) -> tuple[int, ...]:
         """The chunks that move in this graph, increasing."""
         return tuple(sorted({c for e in self.edges for c in e.chunks}))
+
+
+def _edges_of(columns: EdgeColumns, begin: int, end: int) -> tuple[Edge, ...]:
+    rows = slice(begin, end)
+    first = columns.first[begin : end + 1].tolist()
+    chunk = columns.chunk[first[0] : first[-1]].tolist()
+    carried = (tuple(chunk[a - first[0] : b - first[0]]) for a, b in zip(first, first[1:], strict=False))
+    ends = (column[rows].tolist() for column in (columns.step, columns.src, columns.dst))
+    return tuple(map(Edge, *ends, map(Op, columns.op[rows].tolist()), carried))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -182,21 +212,58 @@ class Schedule:
     pipeline: int = 1
     canonical: bool = False
 
+    @staticmethod
+    def of_columns(
+        name: str,
+        collective: Collective,
+        steps: int,
+        chunks: ChunkColumns,
+        edges: EdgeColumns,
+        graphs: tuple[ChunkGraph, ...],
+        pipeline: int = 1,
+    ) -> Schedule:
+        """A schedule from arrays. `graphs` cut `edges` in their order, without gaps (`ChunkGraph.of_columns`).
+
+        Equal to one that was made from objects; `chunks` and `graphs[i].edges` are made when first asked for.
+        """
+        schedule = object.__new__(Schedule)
+        schedule.__dict__.update(name=name, collective=collective, steps=steps, graphs=graphs, pipeline=pipeline)
+        schedule.__dict__.update(canonical=False, chunk_columns=chunks, columns=edges)
+        schedule._check_frame(len(chunks))
+        chunks.check(collective.kind.has_src, collective.kind.has_dst, collective.nranks, MAX_WEIGHT)
+        fault = edges.fault(steps, collective.nranks, len(chunks))
+        if fault or sum(graph.size for graph in graphs) != len(edges):
+            raise ScheduleError(fault or f"the graphs don't cover the {len(edges)} edges")
+        return schedule
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name != "chunks" or "chunk_columns" not in self.__dict__:
+                raise AttributeError(name)
+            columns = self.__dict__["chunk_columns"]
+            ends = ([None if p == NONE else p for p in column.tolist()] for column in (columns.src, columns.dst))
+            self.__dict__["chunks"] = chunks = tuple(map(Chunk, *ends, columns.weight.tolist()))
+            return chunks
+
     def __post_init__(self) -> None:
-        _in_range("steps", self.steps, 0, MAX_U16)
-        _in_range("pipeline", self.pipeline, 1, MAX_U16)
-        _in_range("the number of chunk graphs", len(self.graphs), 0, MAX_U16)
-        if len(self.name.encode()) > MAX_U16:
-            raise ScheduleError("the schedule's name is longer than 65535 bytes; shorten it")
-        if not self.chunks and self.kind is not Kind.PERMUTE:  # an empty permutation is all zeros, and fine
-            raise ScheduleError(
-                f"schedule {self.name!r} has no chunks; even for one rank a chunk says where its data lies"
-            )
+        self._check_frame(len(self.chunks))
         for i, chunk in enumerate(self.chunks):
             self._check_chunk(i, chunk)
         for g, graph in enumerate(self.graphs):
             for i, edge in enumerate(graph.edges):
                 self._check_edge(f"edge {i} of graph {g}", edge)
+
+    def _check_frame(self, chunks: int) -> None:
+        _in_range("steps", self.steps, 0, MAX_U16)
+        _in_range("pipeline", self.pipeline, 1, MAX_U16)
+        _in_range("the number of chunk graphs", len(self.graphs), 0, MAX_U16)
+        if len(self.name.encode()) > MAX_U16:
+            raise ScheduleError("the schedule's name is longer than 65535 bytes; shorten it")
+        if not chunks and self.kind is not Kind.PERMUTE:  # an empty permutation is all zeros, and fine
+            raise ScheduleError(
+                f"schedule {self.name!r} has no chunks; even for one rank a chunk says where its data lies"
+            )
 
     def _check_chunk(self, i: int, chunk: Chunk) -> None:
         kind = self.collective.kind
@@ -227,7 +294,12 @@ class Schedule:
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.name, self.collective, self.steps, self.chunks, self.graphs, self.pipeline, self.canonical))
+        # Of the arrays, so that it is the same however the schedule was made.
+        edges, chunks = self.columns, self.chunk_columns
+        arrays = (edges.step, edges.src, edges.dst, edges.op, edges.first, edges.chunk)
+        data = tuple(a.tobytes() for a in (*arrays, chunks.src, chunks.dst, chunks.weight))
+        sizes = tuple(graph.size for graph in self.graphs)
+        return hash((self.name, self.collective, self.steps, self.pipeline, self.canonical, sizes, data))
 
     @property
     def nranks(self) -> int:
@@ -243,20 +315,35 @@ class Schedule:
         return tuple(e for g in self.graphs for e in g.edges)
 
     @cached_property
+    def columns(self) -> EdgeColumns:
+        """`edges` as arrays."""
+        edges = self.edges
+        rows = np.array([(e.step, e.src, e.dst, e.op) for e in edges], dtype=np.int64).reshape(-1, 4)
+        step, src, dst, op = np.ascontiguousarray(rows.T)
+        first = np.zeros(len(edges) + 1, np.int64)
+        np.cumsum([len(e.chunks) for e in edges], out=first[1:])
+        chunk = np.fromiter(chain.from_iterable(e.chunks for e in edges), np.int64, int(first[-1]))
+        return EdgeColumns(step, src, dst, op, first, chunk)
+
+    @cached_property
+    def chunk_columns(self) -> ChunkColumns:
+        """`chunks` as arrays."""
+        rows = [(NONE if c.src is None else c.src, NONE if c.dst is None else c.dst, c.weight) for c in self.chunks]
+        return ChunkColumns(*np.ascontiguousarray(np.array(rows, np.int64).reshape(-1, 3).T))
+
+    @cached_property
     def edge_graph(self) -> IntArray:
         """For each of `edges`, its graph."""
-        return np.repeat(np.arange(len(self.graphs)), [len(g.edges) for g in self.graphs]).astype(np.int64)
+        return np.repeat(np.arange(len(self.graphs)), [g.size for g in self.graphs]).astype(np.int64)
 
     @cached_property
     def flows(self) -> Flows:
         """The edges as columns, for the verifier and everything else that is hot."""
-        fan = np.array([len(e.chunks) for e in self.edges], dtype=np.int64)
-        columns = np.array([(e.step, e.src, e.dst, e.op) for e in self.edges], dtype=np.int64).reshape(-1, 4)
-        edge = np.repeat(np.arange(len(self.edges), dtype=np.int64), fan)
-        chunk = np.array([c for e in self.edges for c in e.chunks], dtype=np.int64)
-        order = np.argsort(columns[edge, 0], kind="stable")
-        edge, chunk = edge[order], chunk[order]
-        step, src, dst, op = columns[edge].T
+        c = self.columns
+        edge = np.repeat(np.arange(len(c), dtype=np.int64), c.fan)
+        order = np.argsort(c.step[edge], kind="stable")
+        edge, chunk = edge[order], c.chunk[order]
+        step, src, dst, op = c.step[edge], c.src[edge], c.dst[edge], c.op[edge]
         starts = np.searchsorted(step, np.arange(self.steps + 1))
         return Flows(edge, self.edge_graph[edge], step, src, dst, op, chunk, starts)
 

@@ -60,8 +60,7 @@ class _Pattern:
 @functools.lru_cache(maxsize=256)
 def _pattern_of(key: _ById) -> _Pattern:
     schedule = key.schedule
-    columns = np.array([(e.src, e.dst, e.step) for e in schedule.edges], np.int64).reshape(-1, 3)
-    src, dst, step = columns.T
+    src, dst, step = schedule.columns.src, schedule.columns.dst, schedule.columns.step
     # With one permutation a graph, ranks are positions renamed: what depends on what stays the same.
     return _Pattern(src, dst, schedule.edge_graph, step, _dependencies(schedule, src, dst))
 
@@ -72,7 +71,7 @@ def _sizes_of(key: _ById, nbytes: int) -> npt.NDArray[np.float64]:
     ranges = schedule.ranges(nbytes)
     length = (ranges[:, 1] - ranges[:, 0]).astype(np.float64)
     flows = schedule.flows
-    size = np.zeros(len(schedule.edges))
+    size = np.zeros(len(schedule.columns))
     np.add.at(size, flows.edge, length[flows.chunk])
     size.setflags(write=False)
     return size

@@ -15,6 +15,7 @@ from jaxcoll.schedule.ir import Schedule
 from jaxcoll.synth.forest import Forest, History, Wish, solve
 from jaxcoll.synth.lowering import all_gather_schedule, all_reduce_schedule, reduce_scatter_schedule
 from jaxcoll.synth.result import Cancelled, Clock, Progress, Status, SynthResult
+from jaxcoll.synth.trees import depths
 from jaxcoll.topology.graph import Topology
 
 
@@ -169,11 +170,13 @@ def _single(
             raise
         return _failed(collective, ranks, Fraction(0), clock, str(error))
     schedule = None
-    depth = max(max(tree.depths()) for tree in forest.trees)
-    if options.build:
-        lower = all_gather_schedule if collective == "all_gather" else reduce_scatter_schedule
-        with clock.phase("schedule"):
+    with clock.phase("schedule"):
+        if options.build:
+            lower = all_gather_schedule if collective == "all_gather" else reduce_scatter_schedule
             schedule = lower(forest.trees, ranks, f"synth_{collective}_{topology.name}", options.lanes)
+            depth = schedule.steps
+        else:
+            depth = int(depths(forest.trees, ranks).max())
     return SynthResult(
         collective,
         ranks,

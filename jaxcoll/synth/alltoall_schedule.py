@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxcoll.schedule.ir import Chunk, ChunkGraph, Collective, Edge, Kind, Op, Schedule
+from jaxcoll.schedule.columns import ChunkColumns, EdgeColumns
+from jaxcoll.schedule.ir import ChunkGraph, Collective, Kind, Op, Schedule
 from jaxcoll.synth.alltoall_net import IntArray, Net
 from jaxcoll.synth.alltoall_round import Routing
 from jaxcoll.synth.pricing import Int32Array
@@ -62,21 +63,19 @@ def _moves(net: Net, merged: _Merged) -> tuple[IntArray, IntArray, IntArray, Int
 def to_schedule(net: Net, routing: Routing, name: str) -> Schedule:
     """The schedule of `routing` under the identity table; its steps are the hops of the longest path."""
     merged = _merge(routing)
-    own = [Chunk(r, r) for r in range(net.ranks)]
-    moved = map(Chunk, merged.source.tolist(), merged.dest.tolist(), merged.weight.tolist())
     chunk, step, src, dst = _moves(net, merged)
-    order = np.lexsort((chunk, dst, src, step))
-    chunk, step, src, dst = chunk[order] + len(own), step[order], src[order], dst[order]
+    order = np.lexsort((chunk, (step * net.ranks + src) * net.ranks + dst))
+    chunk, step, src, dst = chunk[order] + net.ranks, step[order], src[order], dst[order]
     key = (step * net.ranks + src) * net.ranks + dst
     starts = np.flatnonzero(np.diff(key, prepend=-1))
-    ids = chunk.tolist()
-    ends = [*starts[1:].tolist(), len(ids)]
-    edges = tuple(
-        Edge(t, u, v, Op.COPY, tuple(ids[a:b]))
-        for t, u, v, a, b in zip(
-            step[starts].tolist(), src[starts].tolist(), dst[starts].tolist(), starts.tolist(), ends, strict=True
-        )
+    edges = EdgeColumns(
+        step[starts], src[starts], dst[starts], np.full(len(starts), int(Op.COPY)), np.append(starts, len(chunk)), chunk
     )
-    return Schedule(
-        name, Collective(Kind.ALL_TO_ALL, net.ranks), int(step.max()) + 1, (*own, *moved), (ChunkGraph(edges),)
+    own = np.arange(net.ranks)  # the blocks that stay where they are
+    cut = ChunkColumns(
+        np.concatenate([own, merged.source]),
+        np.concatenate([own, merged.dest]),
+        np.concatenate([np.ones(net.ranks, np.int64), merged.weight]),
     )
+    graphs = (ChunkGraph.of_columns(edges, 0, len(edges)),)
+    return Schedule.of_columns(name, Collective(Kind.ALL_TO_ALL, net.ranks), int(step.max()) + 1, cut, edges, graphs)

@@ -12,9 +12,12 @@ import math
 from collections.abc import Sequence
 from fractions import Fraction
 
+import numpy as np
+
 from jaxcoll.errors import SynthesisError
+from jaxcoll.schedule.columns import NONE, ChunkColumns, EdgeColumns, IntArray
 from jaxcoll.schedule.ir import Chunk, ChunkGraph, Collective, Edge, Kind, Op, Schedule, independent_graphs
-from jaxcoll.synth.trees import Tree
+from jaxcoll.synth.trees import Tree, depths
 
 MAX_WEIGHT = 2**32 - 1
 LANES = 8  # for trees of more than one hop, unless the caller says otherwise
@@ -42,37 +45,60 @@ def weights(trees: Sequence[Tree]) -> dict[int, list[int]]:
 
 def all_gather_schedule(trees: Sequence[Tree], ranks: int, name: str, lanes: int | None = None) -> Schedule:
     """Every rank's block runs down its trees. `trees` sorted by root."""
-    shares = weights(trees)
-    chunks = tuple(Chunk(root, None, weight) for root in range(ranks) for weight in shares[root])
-    graphs: list[ChunkGraph] = []
-    steps = 0
-    for i, tree in enumerate(trees):
-        depth = tree.depths()
-        steps = max(steps, *depth)
-        edges = tuple(Edge(depth[tail], tail, head, Op.COPY, (i,)) for tail, head in tree.edges.tolist())
-        if edges:
-            graphs.append(ChunkGraph(edges, f"tree{tree.root}"))
-    collective = Collective(Kind.ALL_GATHER, ranks)
-    return Schedule(name, collective, steps, chunks, tuple(graphs), lanes or default_lanes(steps))
+    depth = depths(trees, ranks)
+    ends = _ends(trees, ranks)
+    step = np.take_along_axis(depth, ends[:, :, 0], axis=1)
+    columns = (step, ends[:, :, 0], ends[:, :, 1], Op.COPY)
+    return _schedule(Kind.ALL_GATHER, trees, ranks, name, columns, int(depth.max()), lanes)
 
 
 def reduce_scatter_schedule(trees: Sequence[Tree], ranks: int, name: str, lanes: int | None = None) -> Schedule:
     """The trees turned round: `trees` were grown on the reversed network, contributions run from the leaves up."""
-    shares = weights(trees)
-    chunks = tuple(Chunk(None, root, weight) for root in range(ranks) for weight in shares[root])
-    graphs: list[ChunkGraph] = []
-    steps = 0
-    for i, tree in enumerate(trees):
-        depth = tree.depths()
-        deepest = max(depth)
-        steps = max(steps, deepest)
-        edges = tuple(
-            Edge(deepest - depth[child], child, parent, Op.REDUCE, (i,)) for parent, child in tree.edges.tolist()
-        )
-        if edges:
-            graphs.append(ChunkGraph(edges, f"tree{tree.root}"))
-    collective = Collective(Kind.REDUCE_SCATTER, ranks)
-    return Schedule(name, collective, steps, chunks, tuple(graphs), lanes or default_lanes(steps))
+    depth = depths(trees, ranks)
+    ends = _ends(trees, ranks)
+    step = depth.max(axis=1)[:, None] - np.take_along_axis(depth, ends[:, :, 1], axis=1)
+    columns = (step, ends[:, :, 1], ends[:, :, 0], Op.REDUCE)
+    return _schedule(Kind.REDUCE_SCATTER, trees, ranks, name, columns, int(depth.max()), lanes)
+
+
+def _ends(trees: Sequence[Tree], ranks: int) -> IntArray:
+    """(parent, child) of all edges, int64 [trees, ranks - 1, 2]."""
+    return np.stack([tree.edges for tree in trees]).astype(np.int64).reshape(len(trees), ranks - 1, 2)
+
+
+def _schedule(
+    kind: Kind,
+    trees: Sequence[Tree],
+    ranks: int,
+    name: str,
+    columns: tuple[IntArray, IntArray, IntArray, Op],
+    steps: int,
+    lanes: int | None,
+) -> Schedule:
+    """A graph a tree; `columns`: step, src, dst int64 [trees, ranks - 1], and what all edges do."""
+    step, src, dst, op = columns
+    if (step[:, 1:] < step[:, :-1]).any():  # trees mostly come breadth first; those that don't are sorted, stably
+        order = np.argsort(step.astype(np.int16 if steps < 2**15 else np.int64), axis=1, kind="stable")
+        step, src, dst = (np.take_along_axis(column, order, axis=1) for column in (step, src, dst))
+    each, shares = ranks - 1, weights(trees)
+    count = len(trees) * each
+    edges = EdgeColumns(
+        step.ravel(),
+        src.ravel(),
+        dst.ravel(),
+        np.full(count, int(op)),
+        np.arange(count + 1),
+        np.repeat(np.arange(len(trees)), each),
+    )
+    root = np.array([tree.root for tree in trees], np.int64)
+    weight = np.array([weight for rank in range(ranks) for weight in shares[rank]], np.int64)
+    none = np.full(len(trees), NONE)
+    cut = ChunkColumns(*((root, none) if kind.has_src else (none, root)), weight)
+    graphs = tuple(
+        ChunkGraph.of_columns(edges, i * each, (i + 1) * each, f"tree{tree.root}")
+        for i, tree in enumerate(trees if each else ())
+    )
+    return Schedule.of_columns(name, Collective(kind, ranks), steps, cut, edges, graphs, lanes or default_lanes(steps))
 
 
 def all_reduce_schedule(reduce_scatter: Schedule, all_gather: Schedule, name: str) -> Schedule:

@@ -35,12 +35,26 @@ class Tree:
     count: int
     edges: Edges
 
-    def depths(self) -> list[int]:
-        """Hops from the root, per rank."""
-        depth = [0] * (len(self.edges) + 1)
-        for parent, child in self.edges.tolist():
-            depth[child] = depth[parent] + 1
-        return depth
+
+def depths(trees: Sequence[Tree], ranks: int) -> NDArray[np.int64]:
+    """Hops from the root, int64 [trees, ranks].
+
+    Every rank points to its parent; pointers are doubled until all have arrived at their roots.
+    """
+    roots = np.array([tree.root for tree in trees], np.int64)
+    base = (np.arange(len(trees)) * ranks)[:, None]
+    parent = np.repeat(base + roots[:, None], ranks, axis=1)
+    if ranks > 1:
+        edges = np.stack([tree.edges for tree in trees]).astype(np.int64)
+        np.put(parent, base + edges[:, :, 1], base + edges[:, :, 0])
+    depth = np.ones((len(trees), ranks), np.int64)
+    np.put(depth, base + roots[:, None], 0)
+    further = np.take(depth, parent)
+    while further.any():
+        depth += further
+        parent = np.take(parent, parent)
+        further = np.take(depth, parent)
+    return depth
 
 
 @dataclass(frozen=True, eq=False)
