@@ -44,7 +44,7 @@ class EdgeColumns:
         """What is out of range, or nothing: the rules of `Schedule` for its edges, for all of them at once."""
         checks = (("step", self.step, steps), ("src", self.src, ranks), ("dst", self.dst, ranks))
         for what, column, limit in (*checks, ("op", self.op, 2), ("chunk", self.chunk, chunks)):
-            if len(column) and not (0 <= int(column.min()) and int(column.max()) < limit):
+            if len(column) and (int(column.min()) < 0 or int(column.max()) >= limit):
                 wrong = int(column[(column < 0) | (column >= limit)][0])
                 return f"{what} of an edge is {wrong}; it must lie in 0..{limit - 1}"
         fan = self.fan

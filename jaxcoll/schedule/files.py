@@ -59,6 +59,18 @@ def load_file(path: str | os.PathLike[str]) -> Schedule:
 
 
 def save_file(schedule: Schedule, path: str | os.PathLike[str]) -> None:
-    """Writes a schedule in the form that the suffix names."""
+    """Writes a schedule in the form that the suffix names; `ScheduleError` where it can't be written."""
     path = Path(path)
-    path.write_bytes(_SAVE[_suffix(path)](schedule))
+    data = _SAVE[_suffix(path)](schedule)
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        raise ScheduleError(f"{path}: can't be written: {error.strerror or error}") from None
+
+
+def check_writable(path: str | os.PathLike[str]) -> None:
+    """Raises `ScheduleError` now where `save_file` would later: before a long solve, say. Writes nothing."""
+    path = Path(path)
+    _suffix(path)
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ScheduleError(f"{path}: can't be written; give a file in a folder that exists and may be written to")

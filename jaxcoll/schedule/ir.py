@@ -12,7 +12,7 @@ import enum
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -173,7 +173,7 @@ def _edges_of(columns: EdgeColumns, begin: int, end: int) -> tuple[Edge, ...]:
     rows = slice(begin, end)
     first = columns.first[begin : end + 1].tolist()
     chunk = columns.chunk[first[0] : first[-1]].tolist()
-    carried = (tuple(chunk[a - first[0] : b - first[0]]) for a, b in zip(first, first[1:], strict=False))
+    carried = (tuple(chunk[a - first[0] : b - first[0]]) for a, b in pairwise(first))
     ends = (column[rows].tolist() for column in (columns.step, columns.src, columns.dst))
     return tuple(map(Edge, *ends, map(Op, columns.op[rows].tolist()), carried))
 

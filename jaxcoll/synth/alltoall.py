@@ -154,7 +154,7 @@ def _check(topology: Topology, steps: int | str | None, chunks: int, time_limit:
         raise UsageError(f"steps is {steps}; every chunk needs at least one hop")
     if chunks < 1:
         raise UsageError(f"chunks is {chunks}; a block is at least one chunk")
-    if time_limit is not None and time_limit <= 0:
+    if time_limit is not None and not time_limit > 0:
         raise UsageError(f"time_limit is {time_limit}; give seconds above 0, or None")
     topology.validate()
 
@@ -191,15 +191,21 @@ def _infeasible(topology: Topology, why: str, watch: _Watch) -> SynthResult:
 
 
 def _solve_lp(
-    problem: _Problem, sym: Symmetry, warm: AllToAllWarm | None, arcs: IntArray | None, threads: int | None
+    problem: _Problem,
+    sym: Symmetry,
+    warm: AllToAllWarm | Fractional | None,
+    arcs: IntArray | None,
+    threads: int | None,
 ) -> tuple[Fractional, Symmetry]:
     """The LP over the classes, its bound certified on the whole network; without classes if they turn out to be no
-    symmetry."""
+    symmetry. `warm`: an earlier solve, or one of the same network with other steps."""
     net, watch = problem.net, problem.watch
     # Half of the time that is left is for the LP: its bound is good early, and without a rounding there is no schedule.
     half = replace(watch.limits, deadline=time.monotonic() + watch.limits.left() / 2)
     cg = ColumnGeneration(net, problem.pricer, sym, half, threads)
-    if warm is not None and arcs is not None:
+    if isinstance(warm, Fractional):
+        cg.restart(problem.pricer.short(warm.trees), warm.weight)
+    elif warm is not None and arcs is not None:
         trees, weight = warm.columns_in(net, arcs)
         cg.restart(trees, weight)
     else:
@@ -223,7 +229,7 @@ def _fewest_steps(problem: _Problem, lp: Fractional, sym: Symmetry, threads: int
         if _unreachable(trial):
             low = steps + 1
             continue
-        found, _ = _solve_lp(trial, sym, None, None, threads)
+        found, _ = _solve_lp(trial, sym, kept[1], None, threads)
         if found.rate >= lp.rate * (1 - 2 * TOLERANCE) and found.bound <= lp.bound * (1 + TOLERANCE):
             kept, high = (trial, replace(found, bound=lp.bound)), steps - 1
         else:

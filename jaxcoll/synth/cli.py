@@ -12,6 +12,7 @@ from typing import Any
 
 from jaxcoll.errors import UsageError
 from jaxcoll.schedule import Schedule, load_file, save_file, verify
+from jaxcoll.schedule.files import check_writable
 from jaxcoll.synth import allgather, history
 from jaxcoll.synth.imports import foreign_reader, loads_foreign
 from jaxcoll.synth.result import Status, SynthResult
@@ -70,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--chunks", type=int, metavar="K", help="trees per rank, or most chunks per pair (all_to_all)")
     parser.add_argument("--max-depth", type=int, metavar="D", help="no tree deeper than D")
     parser.add_argument("--lanes", type=int, metavar="L", help="pipeline lanes of the schedule")
-    parser.add_argument("--time-limit", type=float, metavar="S", help="all_to_all: the best found within S seconds")
+    parser.add_argument("--time-limit", type=float, metavar="S", help="the best found within S seconds")
     parser.add_argument("--json", metavar="FILE", help="write the result's numbers as JSON ('-': to standard output)")
     parser.add_argument("-o", "--output", metavar="FILE", help="write the schedule: .json, .jxc or .xml (MSCCL)")
     return parser
@@ -79,6 +80,8 @@ def _parser() -> argparse.ArgumentParser:
 def synth_main(argv: Sequence[str]) -> int:
     """Runs `jaxcoll synth`. Exit status 0, or 1 when there is no such schedule."""
     args = _parser().parse_args(list(argv))
+    if args.output:
+        check_writable(args.output)
     topology = parse(args.topology)
     for kind in args.fail:
         topology = fail(topology, kind)
@@ -106,8 +109,6 @@ main = synth_main
 def _solve(args: argparse.Namespace, topology: Topology, bar: ProgressBar) -> SynthResult:
     if args.collective == "all_to_all":
         return _all_to_all(args, topology, bar)
-    if args.time_limit is not None:
-        raise UsageError("--time-limit is for all_to_all; tree packing has no result before its end")
     solve: Callable[..., SynthResult] = TREES[args.collective]
     return solve(
         topology,
@@ -115,7 +116,8 @@ def _solve(args: argparse.Namespace, topology: Topology, bar: ProgressBar) -> Sy
         max_depth=args.max_depth,
         latency=args.latency,
         lanes=args.lanes,
-        warm=_read_warm(args),
+        warm=_read_warm(args, topology),
+        time_limit=args.time_limit,
         progress=bar,
     )
 
@@ -129,6 +131,7 @@ def _all_to_all(args: argparse.Namespace, topology: Topology, bar: ProgressBar) 
     warm = None
     if args.warm and Path(args.warm).exists():
         warm = alltoall_warm.warm_from_json(Path(args.warm).read_text(encoding="utf-8"), args.warm)
+        _same_nodes(args.warm, warm.net.names, warm.net.ranks, topology)
     return alltoall.all_to_all(
         topology,
         steps="min" if args.latency else None,
@@ -139,8 +142,25 @@ def _all_to_all(args: argparse.Namespace, topology: Topology, bar: ProgressBar) 
     )
 
 
-def _read_warm(args: argparse.Namespace) -> Any:
+def _same_nodes(path: str, names: Sequence[str], ranks: int, topology: Topology) -> None:
+    """Raises UsageError where the warm start is of another network."""
+    if (tuple(names), ranks) != (topology.nodes, topology.nranks):
+        raise UsageError(
+            f"{path}: a warm start of another network ({ranks} ranks, {len(names)} nodes, {topology.name!r} has "
+            f"{topology.nranks} and {len(topology.nodes)}, or other names); give another --warm file, or a new name"
+        )
+
+
+def _read_warm(args: argparse.Namespace, topology: Topology) -> Any:
     """The history in --warm; for all_reduce a pair, kept as a JSON list of two."""
+    warm = _load_warm(args)
+    for part in warm if isinstance(warm, tuple) else [warm]:
+        if part is not None:
+            _same_nodes(args.warm, part.nodes, part.nranks, topology)
+    return warm
+
+
+def _load_warm(args: argparse.Namespace) -> Any:
     if not args.warm or not Path(args.warm).exists():
         return None
     if args.collective != "all_reduce":

@@ -12,7 +12,7 @@ both. If it does not come out, the checked phases run, from the larger pool of c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
@@ -33,8 +33,8 @@ from jaxcoll.synth.rate import (
     small_packing,
     whole_trees,
 )
-from jaxcoll.synth.result import Clock
-from jaxcoll.synth.switches import IntMatrix, Links, Planner, Remover, default_plan, scaled_plan
+from jaxcoll.synth.result import Clock, TimeUp
+from jaxcoll.synth.switches import IntMatrix, Links, Planner, Remover, Room, default_plan, scaled_plan
 from jaxcoll.synth.trees import Order, Packed, Tree, pack
 from jaxcoll.topology.graph import Topology
 
@@ -69,6 +69,7 @@ class Forest:
         splits: how the logical links run through the switches, in the order in which switches were removed.
         history: for `solve(..., warm=)`.
         counts: flow checks, roll-backs, orders grown again, and how the warm start went.
+        late: how a time limit cut the solve short, or nothing.
     """
 
     topology: Topology
@@ -79,6 +80,7 @@ class Forest:
     links: Links
     history: History
     counts: dict[str, int | str]
+    late: str = ""
 
     @property
     def rate(self) -> Fraction:
@@ -104,12 +106,26 @@ class Wish:
 
 
 def solve(topology: Topology, wish: Wish, clock: Clock, warm: History | None = None) -> Forest:
-    """Optimal trees. Raises SynthesisError when there are none within `wish.max_depth`."""
+    """Optimal trees. Raises SynthesisError when there are none within `wish.max_depth`, TimeUp past the clock's limit.
+
+    With `wish.latency` the LPs may take half of the time; if that isn't enough, switches are removed without them.
+    """
     if topology.nranks == 1:
         links = Links(1, [{}], [{}])
         tree = Tree(0, 1, np.zeros((0, 2), np.int32))
         history = History(topology.nodes, 1, Fraction(0), [], [], [tree])
         return Forest(topology, Fraction(0), 1, Fraction(0), [tree], links, history, {"warm": "no"})
+    if wish.latency:
+        try:
+            with clock.within(0.5):
+                return _solve(topology, wish, clock, warm)
+        except TimeUp as late:
+            plain = _solve(topology, replace(wish, latency=False), clock, warm)
+            return replace(plain, late=f"{late}: switches removed in proportion, not by the LP")
+    return _solve(topology, wish, clock, warm)
+
+
+def _solve(topology: Topology, wish: Wish, clock: Clock, warm: History | None) -> Forest:
     solver = _Solver(topology, wish, clock)
     if warm is None or not solver.knows(warm):
         return solver.cold(None, "no" if warm is None else "no: other nodes")
@@ -148,6 +164,8 @@ class _Solver:
         with self.clock.phase("trees"):
             try:
                 packed = self._pack(links, packing, warm)
+            except TimeUp:
+                raise
             except SynthesisError:
                 return None
         return self._forest(rate, packing, links, packed, remover.checks, "yes")
@@ -167,6 +185,8 @@ class _Solver:
             return self._shallow(rate, packing, how)
         try:
             links, checks = self._remove(packing, warm)
+        except TimeUp:
+            raise
         except SynthesisError:
             full = exact_packing(self.network, rate)
             if packing.trees >= full.trees or self.wish.trees is not None:
@@ -179,10 +199,14 @@ class _Solver:
 
     def _remove(self, packing: Packing, warm: History | None) -> tuple[Links, int]:
         with self.clock.phase("switches"):
-            bender = bend_by_lp if self.wish.latency else None
+            bender = self._bend if self.wish.latency else None
             planner = _replay(warm) if warm else None
             remover = Remover(self.network, packing, self.pool, self.tick, planner, bender)
             return remover.run(), remover.checks
+
+    def _bend(self, plan: IntMatrix, room: Room) -> IntMatrix:
+        self.tick(None)
+        return bend_by_lp(plan, room, self.clock.left())
 
     def _hints(self, packing: Packing, warm: History) -> list[Tree]:
         """The old trees worth keeping: all, or where the rate has fallen, the one that carried most for each root.
@@ -221,6 +245,10 @@ class _Solver:
                 with self.clock.phase("trees"):
                     packed = self._pack(links, trial, None, depth)
                 best, low = self._forest(rate, trial, links, packed, checks, how), step
+            except TimeUp as late:
+                if best is None:
+                    raise
+                return replace(best, late=str(late))
             except SynthesisError:
                 high = step - 1
         if best is None:

@@ -55,7 +55,7 @@ def foreign_reader(data: Any) -> Callable[[Any, str], Schedule] | None:
     if isinstance(data, dict):
         if data.get("msccl_type") == "algorithm":
             return _from_sccl
-        if "7-Flows" in data:
+        if "7-Flows" in data or "6-Flows" in data:
             return _from_teccl
     return None
 
@@ -127,8 +127,18 @@ def _chunk(kind: Kind, pre: set[int], post: set[int]) -> Chunk:
 
 
 def _from_teccl(data: dict[str, Any], name: str) -> Schedule:
-    wanted = _teccl_demand(data["6-Demand_Met"])
-    ranks = 1 + max(max(src, *dests) for (src, _), dests in wanted.items())
+    flows = data.get("7-Flows", data.get("6-Flows"))
+    if "6-Demand_Met" not in data or any("with volume" in line for line in flows):
+        raise ScheduleError(
+            "its flows are fractions of chunks ('with volume ...'), which are no schedule yet; solve with whole chunks "
+            "(a MILP objective) and import that"
+        )
+    # GPUs are numbered in one row with the switches: those that ask for data become ranks 0, 1, ... in their order.
+    demand = _teccl_demand(data["6-Demand_Met"])
+    nodes = sorted({node for (src, _), dests in demand.items() for node in (src, *dests)})
+    rank = {node: i for i, node in enumerate(nodes)}
+    wanted = {(rank[src], part): {rank[dst] for dst in dests} for (src, part), dests in demand.items()}
+    ranks = len(nodes)
     fewest, most = (f(len(dests) for dests in wanted.values()) for f in (min, max))
     if fewest == most == ranks - 1:
         kind = Kind.ALL_GATHER
@@ -141,7 +151,7 @@ def _from_teccl(data: dict[str, Any], name: str) -> Schedule:
     chunks = [Chunk(src, homes[src, part][1] if kind.has_dst else None) for src, part in order]
     if kind is Kind.ALL_TO_ALL:  # a rank's part for itself never travels, but has a place in the block
         chunks += [Chunk(rank, rank) for rank in range(ranks)]
-    sends = _without_switches(_teccl_flows(data["7-Flows"]), ranks)
+    sends = _without_switches(_teccl_flows(flows), rank)
     number = {key: i for i, key in enumerate(order)}
     times = {epoch: step for step, epoch in enumerate(sorted({epoch for epoch, *_ in sends}))}
     edges: list[Edge] = []
@@ -187,18 +197,21 @@ def _teccl_flows(lines: Iterable[str]) -> list[tuple[int, Key, int, int]]:
     return sorted(flows, key=lambda flow: flow[0])
 
 
-def _without_switches(flows: list[tuple[int, Key, int, int]], ranks: int) -> list[tuple[int, Key, int, int]]:
-    """Rank to rank, at the epoch in which the data leaves the rank; nodes beyond the ranks are switches."""
+def _without_switches(flows: list[tuple[int, Key, int, int]], rank: dict[int, int]) -> list[tuple[int, Key, int, int]]:
+    """Rank to rank, at the epoch in which the data leaves the rank; nodes that are no ranks are switches."""
     came: dict[tuple[Key, int], tuple[int, int]] = {}  # chunk at a switch -> (epoch when it left a rank, that rank)
     sends: list[tuple[int, Key, int, int]] = []
-    for epoch, key, tail, head in flows:
-        start, origin = (epoch, tail)
-        if tail >= ranks:
+    for epoch, (home, part), tail, head in flows:
+        if home not in rank:
+            raise ScheduleError(f"7-Flows: chunk {part} of {home} travels, but 6-Demand_Met doesn't know {home}")
+        key = rank[home], part
+        start, origin = (epoch, rank.get(tail, -1))
+        if tail not in rank:
             if (key, tail) not in came:
                 raise ScheduleError(f"7-Flows: switch {tail} sends chunk {key[1]} of {key[0]} before it gets it")
             start, origin = came[key, tail]
-        if head < ranks:
-            sends.append((start, key, origin, head))
+        if head in rank:
+            sends.append((start, key, origin, rank[head]))
         else:
             came.setdefault((key, head), (start, origin))
     return sends

@@ -20,8 +20,8 @@ PIECES = 8  # prices beyond the eighth share rise no further; few links ever get
 MOST_VARIABLES = 20_000  # beyond, fewer pieces; beyond that with one piece, the greedy plan (140 neighbours)
 
 
-def bend_by_lp(plan: IntMatrix, room: Room) -> IntMatrix:
-    """A plan that hurts no known cut: the LP's, rounded down, its remainder placed greedily."""
+def bend_by_lp(plan: IntMatrix, room: Room, seconds: float = float("inf")) -> IntMatrix:
+    """A plan that hurts no known cut: the LP's (as far as it comes in `seconds`), rounded, the rest placed greedily."""
     from scipy.optimize import linprog
 
     rows, columns = np.nonzero(~room.same)
@@ -35,7 +35,8 @@ def bend_by_lp(plan: IntMatrix, room: Room) -> IntMatrix:
     big = float(plan.shape[0] ** 2 * max(1, int(room.inward.max())))
     bounds = [(0.0, None if k == pieces - 1 else float(share[i])) for k in range(pieces) for i in range(count)]
     matrix, limit = _constraints(room, rows, columns, pieces)
-    answer: Any = linprog(price - big, A_ub=matrix, b_ub=limit, bounds=bounds, method="highs")
+    options = {} if seconds == float("inf") else {"time_limit": max(0.01, seconds)}
+    answer: Any = linprog(price - big, A_ub=matrix, b_ub=limit, bounds=bounds, method="highs", options=options)
     if answer.x is None:
         return bend_greedily(plan, room)
     value = np.asarray(answer.x, dtype=np.float64).reshape(pieces, count).sum(axis=0)

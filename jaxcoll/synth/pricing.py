@@ -165,6 +165,22 @@ class Pricer:
         row[heads.nodes] = np.arange(len(heads.nodes))
         return row
 
+    def short(self, trees: Trees) -> Trees:
+        """Those of `trees` in which no path takes more rank-to-rank hops than this pricer's steps."""
+        net, count = self.net, len(trees)
+        depth = np.full(count * net.nodes, -1, np.int64)
+        depth[np.arange(count) * net.nodes + trees.source] = 0
+        at = trees.tree * net.nodes
+        tail, head = at + net.tail[trees.arc], at + net.head[trees.arc]
+        hop = net.head[trees.arc] < net.ranks
+        moved = True
+        while moved:  # ends: depths only grow, and no further than one step too many
+            there = depth[tail] >= 0
+            before = depth.copy()
+            np.maximum.at(depth, head[there], np.minimum(depth[tail[there]] + hop[there], self.steps + 1))
+            moved = bool((depth != before).any())
+        return trees.take(np.flatnonzero(depth.reshape(count, net.nodes).max(axis=1, initial=0) <= self.steps))
+
     def trees(self, weight: FloatArray, sources: IntArray) -> Forest:
         """Trees for arc weights `weight` (float64 [arcs], or [arcs, S] to price every source alone; >= 0, inf forbids
         an arc). Of equal paths the one with the fewest steps is kept."""

@@ -31,6 +31,10 @@ class Cancelled(SynthesisError):
     """The caller's progress function asked to stop before there was a result."""
 
 
+class TimeUp(SynthesisError):
+    """The time limit struck inside a phase; synthesisers catch it and return the best so far."""
+
+
 # Called with (phase, done 0..1 or None where unknown). Returning False cancels the solve.
 Progress = Callable[[str, float | None], bool | None]
 
@@ -97,7 +101,7 @@ class Clock:
     def __init__(self, progress: Progress | None = None, time_limit: float | None = None):
         self.seconds: dict[str, float] = {}
         self._progress = progress
-        self._deadline = None if time_limit is None else time.perf_counter() + time_limit
+        self._start, self._limit = time.perf_counter(), float("inf") if time_limit is None else time_limit
         self._phase = ""
 
     @contextmanager
@@ -105,18 +109,34 @@ class Clock:
         """Adds the time of its body to `seconds[name]`."""
         before, self._phase = self._phase, name
         start = time.perf_counter()
-        self.tick(None)
         try:
+            self.tick(None)
             yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
             self._phase = before
 
-    def expired(self) -> bool:
-        """True past the time limit."""
-        return self._deadline is not None and time.perf_counter() >= self._deadline
+    def plus(self, seconds: dict[str, float]) -> Clock:
+        """This clock, with the times of phases that ran on another one."""
+        self.seconds = {**seconds, **self.seconds}
+        return self
+
+    def left(self) -> float:
+        """Seconds to the time limit."""
+        return self._start + self._limit - time.perf_counter()
+
+    @contextmanager
+    def within(self, share: float) -> Generator[None]:
+        """The body gets this share of the time limit, counted from the clock's start."""
+        whole, self._limit = self._limit, self._limit * share
+        try:
+            yield
+        finally:
+            self._limit = whole
 
     def tick(self, done: float | None) -> None:
-        """Reports progress of the current phase. Raises Cancelled when the caller says stop."""
+        """Reports progress of the current phase. Raises Cancelled when the caller says stop, TimeUp past the limit."""
+        if self.left() <= 0:
+            raise TimeUp(f"time limit of {self._limit:g} s during {self._phase or 'the start'}")
         if self._progress is not None and self._progress(self._phase, done) is False:
             raise Cancelled(f"cancelled by the caller during {self._phase}")

@@ -93,7 +93,10 @@ class Links:
     def split(self, switch: int, before: list[int], after: list[int], amounts: IntMatrix) -> None:
         """Splits amounts[i, j] of (before[i], switch), (switch, after[j]), and drops what is left at the switch."""
         for i, j in zip(*(axis.tolist() for axis in np.nonzero(amounts)), strict=True):
-            self.change(before[i], after[j], int(amounts[i, j]))
+            tail, head = before[i], after[j]
+            if tail != head:  # as `change`, which this loop is too hot to call: amounts only grow here
+                left = self.out[tail].get(head, 0) + int(amounts[i, j])
+                self.out[tail][head] = self.into[head][tail] = left
         self.drop(switch)
         self.splits.append((switch, before, after, amounts))
 

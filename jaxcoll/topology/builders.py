@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Callable
 from fractions import Fraction
@@ -152,6 +153,13 @@ BUILDERS: dict[str, tuple[Callable[..., Topology], int, int, bool]] = {
     "mi250": (mi250, 1, 1, False),
 }
 
+MOST_RANKS = 32767
+_RANKS: dict[str, Callable[[list[int]], int]] = {
+    "fattree": lambda numbers: numbers[0] ** 3 // 4,
+    "dgx_a100": lambda numbers: 8 * numbers[0],
+    "mi250": lambda numbers: 16 * numbers[0],
+}
+
 _SPEC = re.compile(r"(?P<name>[a-z_0-9]+):(?P<numbers>\d+(x\d+)*)(@(?P<capacity>[0-9./]+))?")
 
 
@@ -171,6 +179,9 @@ def parse(spec: str) -> Topology:
     numbers = [int(number) for number in match["numbers"].split("x")]
     if not least <= len(numbers) <= most or min(numbers) < 1:
         raise TopologyError(f"topology {spec!r}: wrong numbers; give {known}, all at least 1")
+    ranks = _RANKS.get(match["name"], math.prod)(numbers)
+    if ranks > MOST_RANKS:
+        raise TopologyError(f"topology {spec!r} has {ranks} ranks; schedules number at most {MOST_RANKS}: take fewer")
     if match["capacity"] is None:
         return builder(*numbers)
     if not scalable:

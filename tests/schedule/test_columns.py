@@ -31,7 +31,8 @@ def test_a_twin_from_arrays_is_the_same_schedule(name: str, kind: str):
     twin = from_columns(schedule)
     assert encode(twin) == encode(schedule)
     assert hash(twin) == hash(schedule)
-    assert "chunks" not in twin.__dict__ and "edges" not in twin.graphs[0].__dict__  # nothing was made so far
+    assert "chunks" not in twin.__dict__  # nothing was made so far
+    assert "edges" not in twin.graphs[0].__dict__
     assert not verify(twin)
     assert twin == schedule
     assert dumps(twin) == dumps(schedule)

@@ -132,3 +132,25 @@ def test_faults_are_named(text: str, message: str) -> None:
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ScheduleError, match="can't be read"):
         load_foreign(tmp_path / "none.json")
+
+
+def test_teccl_numbers_switches_among_the_gpus_and_names_those_it_crossed():
+    """As the public result files do: GPUs 1 and 3 with a switch 2 between, one hop "via switches"."""
+    data = {
+        "6-Demand_Met": {"GPU 1": {"GPU 3": {"Chunk 0": 1}}, "GPU 3": {"GPU 1": {"Chunk 0": 1}}},
+        "7-Flows": [
+            "Chunk 0 from 1 traveled over 1->3 in epoch 0 via switches 2",
+            "Chunk 0 from 3 traveled over 3->2 in epoch 0",
+            "Chunk 0 from 3 traveled over 2->1 in epoch 1",
+        ],
+    }
+    schedule = loads_foreign(json.dumps(data))
+    assert schedule.nranks == 2
+    assert not verify(schedule)
+
+
+@pytest.mark.parametrize("key", ["6-Flows", "7-Flows"])
+def test_teccl_results_in_fractions_are_refused(key: str):
+    data = {key: ["Chunk 14 from 33 traveled over 33->15 with volume 0.2 in epoch 0"]}
+    with pytest.raises(ScheduleError, match="fractions of chunks"):
+        loads_foreign(json.dumps(data))

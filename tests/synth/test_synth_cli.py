@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxcoll.errors import UsageError
+from jaxcoll.errors import JaxcollError, UsageError
 from jaxcoll.schedule import load_file, verify
 from jaxcoll.synth import cli, history
 from jaxcoll.topology import parse
@@ -56,7 +56,7 @@ def test_no_schedule_is_exit_status_1(capsys: pytest.CaptureFixture[str]) -> Non
     [
         (["all_gather", "--topology", "moon:3"], "unknown topology 'moon:3'; give rail:"),
         (["all_gather", "--topology", "rail:1x4x8", "--fail", "7"], "failure 7"),
-        (["all_gather", "--topology", "ring:4", "--time-limit", "3"], "for all_to_all"),
+        (["all_gather", "--topology", "ring:4", "--time-limit", "0"], "time_limit is 0"),
         (["all_to_all", "--topology", "ring:4", "--lanes", "3"], "for tree packing"),
     ],
 )
@@ -101,3 +101,30 @@ def test_verify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sccl.write_text(json.dumps(data))
     assert cli.verify_main([str(sccl)]) == 1  # rank 0 never gets the other's part
     assert str(sccl) in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("collective", ["all_gather", "all_to_all", "all_reduce"])
+def test_a_warm_start_of_another_network_is_refused(collective: str, tmp_path: Path) -> None:
+    warm = str(tmp_path / "warm.json")
+    assert cli.synth_main([collective, "--topology", "ring:4", "--warm", warm]) == 0
+    before = Path(warm).read_text()
+    with pytest.raises(UsageError, match=r"warm\.json: a warm start of another network \(4 ranks"):
+        cli.synth_main([collective, "--topology", "ring:5", "--warm", warm])
+    assert Path(warm).read_text() == before
+
+
+@pytest.mark.parametrize("collective", ["all_gather", "all_to_all"])
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["-o", "/nowhere/x.json"], "/nowhere/x.json: can't be written"),
+        (["-o", "x.txt"], "unknown suffix"),
+        (["--chunks", "0"], "chunks is 0"),
+        (["--time-limit", "nan"], "time_limit is nan"),
+        (["--topology", "rail:1x100000x8"], "has 800000 ranks"),
+        (["--topology", "fattree:9998"], "take fewer"),
+    ],
+)
+def test_bad_input_is_refused_before_the_solve(collective: str, args: list[str], message: str) -> None:
+    with pytest.raises(JaxcollError, match=message):
+        cli.synth_main([collective, "--topology", "ring:4", *args])
