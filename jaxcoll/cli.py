@@ -103,6 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"jaxcoll {args[0]}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
+        print(f"jaxcoll {args[0]}: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
         # The reader (head, less) has closed; nothing is left to be said.

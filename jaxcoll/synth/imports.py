@@ -127,7 +127,7 @@ def _chunk(kind: Kind, pre: set[int], post: set[int]) -> Chunk:
 
 
 def _from_teccl(data: dict[str, Any], name: str) -> Schedule:
-    flows = data.get("7-Flows", data.get("6-Flows"))
+    flows: list[str] = data.get("7-Flows") or data.get("6-Flows") or []
     if "6-Demand_Met" not in data or any("with volume" in line for line in flows):
         raise ScheduleError(
             "its flows are fractions of chunks ('with volume ...'), which are no schedule yet; solve with whole chunks "
