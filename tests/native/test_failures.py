@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxcoll.runtime.native import NativeError, load
-from jaxcoll.schedule import Kind, Schedule, build
+from jaxcoll.schedule import Kind, Schedule, Table, build
 
 from .harness import TRANSPORTS, Array, Cluster, LogCollector, Op
 
@@ -182,6 +182,31 @@ def test_ranks_that_disagree(transport: str, odd: dict[str, Any], name: str):
             assert name in error
             assert "rank 2" in error
         still_works(cluster, range(N))
+
+
+@pytest.mark.parametrize("transport", [t for t in TRANSPORTS if t != "inproc"])
+def test_a_rank_that_is_ahead_under_a_new_table_disagrees_with_nobody(transport: str):
+    # Rank 3 waits long for the late rank 2, and meanwhile hears of the next execution from rank 0, of which it has
+    # heard nothing in this one: 0 -> 2 -> 3 and 0 -> 1 before the swap, 0 -> 3 -> 2 and 0 -> 1 after it.
+    schedule = build("binomial", Kind.BROADCAST, N, root=0)
+    with Cluster(transport, N, timeout=20, mismatch=0.2) as cluster:
+        key, first, second = cluster.define([schedule]), cluster.new_launch(), cluster.new_launch()
+        ops = begin(cluster, schedule, [0, 1, 3], key=key, launch=first)
+        for world in range(len(cluster.worlds)):
+            cluster.stage(world, key, 1, cluster.programs[key, world][0], Table.identity(schedule).swap_graph(0, 2, 3))
+            cluster.propose(world, key, 1, {1: (second, 0)})
+            cluster.decide(world, key, 1, commit=True)
+        later = begin(cluster, schedule, [0], key=key, launch=second)
+        until = time.monotonic() + 0.6
+        while time.monotonic() < until:
+            if cluster.fake is not None:
+                cluster.settle(lambda: False)
+                cluster.tick()
+            time.sleep(0.01)
+        ops += begin(cluster, schedule, [2], key=key, launch=first)
+        later += begin(cluster, schedule, [1, 2, 3], key=key, launch=second)
+        assert run_until(cluster, ops, 10) == [""] * 4
+        assert run_until(cluster, later, 10) == [""] * 4
 
 
 def test_different_schedules_are_noticed():

@@ -100,12 +100,14 @@ void Engine::GiveVerdicts(int64_t now) {
   }
 }
 
-// A peer that waits at the same call site under another launch with another operation: the programs differ.
+// A peer that waits at the same call site under another launch with another operation: the programs differ. Its table
+// may be another one: a rank that is ahead has passed the commit of a swap.
 const Engine::Early* Engine::FindDisagreement(const Execution& e) const {
   for (const auto& [key, list] : early_) {
     if (key.rank != e.request.rank || key.op.comm != e.request.key.comm || key.op.site != e.request.key.site) continue;
     for (const Early& m : list)
-      if (m.header.signature != e.signature() && m.header.type != MessageType::kWaiting && !e.heard(m.header.src))
+      if ((m.header.signature ^ e.signature()) >> 8 != 0 && m.header.type != MessageType::kWaiting &&
+          !e.heard(m.header.src))
         return &m;
   }
   return nullptr;
