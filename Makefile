@@ -1,6 +1,6 @@
 # jaxcoll: everything from a fresh clone. Needs Python >= 3.11 with venv, a C++17 compiler and make; the rest comes by pip.
 #
-#   make demo                      train a Flax model on eight processes, jax.lax against jaxcoll
+#   make demo                      eight emulated hosts train a Flax model, strangers congest one, the tuner reacts
 #   make test                      all tests;  make test PYTHON=python3.12  with another interpreter
 #   make lint                      formatters, linters, type checker, layer rules
 #   make asan, make tsan           the native tests and a multi-process run under sanitizers
@@ -24,6 +24,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 JOBS ?= $(shell nproc)
 # Rows of the benchmark: make bench ROWS="chain inproc"
 ROWS ?=
+# Options of the demo: make demo DEMO=--plain  trains on eight processes of this machine, jax.lax against jaxcoll
+DEMO ?=
 # The pytest arguments: make test TESTS="tests/bench -k sizes"
 TESTS ?=
 
@@ -76,7 +78,7 @@ native: $(BUILD)/.configured
 
 .PHONY: demo test bench lint format asan tsan wheel
 demo: $(VENV)/.examples native
-	$(BIN)/python examples/train_digits.py --demo
+	$(BIN)/python examples/demo.py $(DEMO)
 
 test: $(VENV)/.test native
 	$(call ctest,$(BUILD),)
