@@ -12,10 +12,13 @@ import hmac
 import importlib
 import importlib.util
 import json
+import os
 import queue
+import select
 import struct
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from jaxcoll.errors import JaxcollError
@@ -35,8 +38,11 @@ class LeaderEnd(Protocol):
 
     def send(self, process: int, message: Message, payload: bytes = b"") -> None: ...
 
-    def receive(self, timeout: float) -> list[tuple[int, Message, bytes]]:
-        """What has come, waiting up to `timeout` seconds for the first; [] if nothing came."""
+    def receive(self, timeout: float, wake: Sequence[int] = ()) -> list[tuple[int, Message, bytes]]:
+        """What has come, waiting up to `timeout` seconds for the first; [] if nothing came.
+
+        It also returns when one of the file descriptors `wake` can be read.
+        """
         ...
 
     def close(self) -> None: ...
@@ -84,6 +90,8 @@ class Local:
         self.process = process
         self.up: queue.Queue[tuple[Message, bytes]] = queue.Queue(_HIGH_WATER)
         self.down: queue.Queue[tuple[Message, bytes]] = queue.Queue(_HIGH_WATER)
+        # Readable while something may lie in `up`: the leader waits for it beside its sockets.
+        self.ready = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def send(self, message: Message, payload: bytes = b"") -> None:
         self.push(message, payload)
@@ -93,6 +101,7 @@ class Local:
             self.up.put_nowait((message, payload))
         except queue.Full:
             return False
+        os.eventfd_write(self.ready, 1)
         return True
 
     def receive(self, timeout: float) -> list[tuple[Message, bytes]]:
@@ -112,8 +121,12 @@ class LocalLeader:
         with contextlib.suppress(queue.Full):
             self._local.down.put_nowait((message, payload))
 
-    def receive(self, timeout: float) -> list[tuple[int, Message, bytes]]:
-        return [(self._local.process, *got) for got in _take(self._local.up, timeout)]
+    def receive(self, timeout: float, wake: Sequence[int] = ()) -> list[tuple[int, Message, bytes]]:
+        if timeout > 0 and self._local.up.empty():
+            select.select([self._local.ready, *wake], [], [], timeout)
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._local.ready)
+        return [(self._local.process, *got) for got in _take(self._local.up, 0)]
 
     def close(self) -> None:
         pass
@@ -133,23 +146,17 @@ class JoinedLeader:
 
     def __init__(self, local: Local, remote: LeaderEnd):
         self._local, self._remote, self._me = LocalLeader(local), remote, local.process
-        self._asked = 0.0
+        self._ready = local.ready
 
     def send(self, process: int, message: Message, payload: bytes = b"") -> None:
-        self._asked = time.monotonic()
         (self._local if process == self._me else self._remote).send(process, message, payload)
 
-    def receive(self, timeout: float) -> list[tuple[int, Message, bytes]]:
-        deadline = time.monotonic() + timeout
-        while True:
-            got = [*self._local.receive(0), *self._remote.receive(0)]
-            left = deadline - time.monotonic()
-            if got or left <= 0:
-                return got
-            # Two queues, one waiter: answers are looked for often just after a question, else seldom.
-            got = self._remote.receive(min(left, 0.001 if time.monotonic() - self._asked < 0.2 else 0.02))
-            if got:
-                return got
+    def receive(self, timeout: float, wake: Sequence[int] = ()) -> list[tuple[int, Message, bytes]]:
+        got = [*self._local.receive(0), *self._remote.receive(0)]
+        if got or timeout <= 0:
+            return got
+        got = self._remote.receive(timeout, [self._ready, *wake])
+        return [*self._local.receive(0), *got]
 
     def close(self) -> None:
         self._remote.close()
@@ -170,7 +177,7 @@ class KvLeader:
         self._store.set_bytes(f"{_KEYS}/down/{process}/{self._next[process]}", pack(message, payload))
         self._next[process] += 1
 
-    def receive(self, timeout: float) -> list[tuple[int, Message, bytes]]:
+    def receive(self, timeout: float, wake: Sequence[int] = ()) -> list[tuple[int, Message, bytes]]:
         deadline = time.monotonic() + timeout
         while True:
             out: list[tuple[int, Message, bytes]] = []
@@ -181,7 +188,7 @@ class KvLeader:
             now = time.monotonic()
             if out:
                 self._quiet_since = now
-            if out or now >= deadline:
+            if out or now >= deadline or (wake and select.select(wake, [], [], 0)[0]):
                 return out
             pause = _POLL_BUSY_S if now - self._quiet_since < 0.5 else _POLL_IDLE_S
             time.sleep(min(pause, deadline - now))
@@ -256,9 +263,12 @@ class ZmqLeader:
         with contextlib.suppress(self._zmq.ZMQError):  # a full queue: the worker hasn't read for long
             self._socket.send_multipart([str(process).encode(), pack(message, payload)], self._zmq.NOBLOCK)
 
-    def receive(self, timeout: float) -> list[tuple[int, Message, bytes]]:
+    def receive(self, timeout: float, wake: Sequence[int] = ()) -> list[tuple[int, Message, bytes]]:
         out: list[tuple[int, Message, bytes]] = []
-        if not self._socket.poll(max(0, int(timeout * 1000))):
+        poller = self._zmq.Poller()
+        for source in (self._socket, *wake):
+            poller.register(source, self._zmq.POLLIN)
+        if not poller.poll(max(0, int(timeout * 1000))):
             return out
         with contextlib.suppress(self._zmq.Again):
             while len(out) < _HIGH_WATER:

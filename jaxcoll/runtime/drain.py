@@ -18,6 +18,7 @@ from jaxcoll.telemetry import RECORD_SIZE, Records, as_records, empty_records
 BATCH = 8192  # records taken at a time
 _WAKE_AT = 1024  # records held by the library at which it wakes us
 _PATIENCE_S = 0.1  # few records wait no longer than this
+_SAMPLED_S = 0.5  # nor where executions are so many that only some are recorded
 
 Sink = Callable[[Records, int], None]
 
@@ -63,6 +64,7 @@ class Drain:
         Drain._kept.append(self._semaphore)
         self._stopping = False
         self._dropped = 0
+        self._patience = _PATIENCE_S
         self.batches = self.records = 0
         ffi = world.native.ffi
         self._buffer = ffi.new("uint8_t[]", BATCH * RECORD_SIZE)
@@ -98,9 +100,15 @@ class Drain:
         self._dropped = int(dropped[0])
         return (as_records(data) if count else empty_records()), lost
 
+    def sample(self, stride: int) -> None:
+        """Has one execution in `stride` recorded from now on, the same ones in every process."""
+        self._world.native.lib.jc_records_sample(self._world.handle, stride)
+        self._patience = _PATIENCE_S if stride <= 1 else _SAMPLED_S
+
     def _run(self) -> None:
         while not self._stopping:
-            self._semaphore.wait(_PATIENCE_S)
+            # By the clock, so that all processes of a job wake together: what one is held up by, all others wait for.
+            self._semaphore.wait(self._patience - time.time() % self._patience)
             self.take()
 
     def stop(self) -> None:

@@ -30,6 +30,9 @@ from jaxcoll.steering.board import Board
 log = logging.getLogger("jaxcoll")
 
 ANSWER_S = 3.0  # how long an answer may take before an attempt is given up
+_ROUND_S = 0.25  # it wakes when something comes; a pause is only there to see that it is to stop
+_SILENT_S = 15.0  # a process that says nothing for so long while others do is named in a warning
+_UNANSWERED = "no answer"
 _TRIES = 8  # attempts at one decision, each with twice the margin
 _MAX_MARGIN = 1 << 20  # launches
 _FIRST_EXCHANGE_S = 0.05
@@ -79,6 +82,10 @@ class BrainProcess:
         """The process's id."""
         return self._process.pid
 
+    def fileno(self) -> int:
+        """The connection's descriptor: it can be read when the brain has said something, or is gone."""
+        return self._connection.fileno()
+
     def tell(self, *message: Any) -> None:
         """Sends a message; OSError if the brain is gone."""
         self._connection.send_bytes(pickle.dumps(message))
@@ -115,8 +122,11 @@ class Leader:
         self._process_of = {d: p for p, devices in enumerate(job.devices) for d in devices}
         self._settings = settings
         self._here: set[int] = set()
+        self._heard: dict[int, float] = {}
+        self._silent: set[int] = set()
         self._warned_at = time.monotonic() + _LATE_S
         self._attempts = 0
+        self._stride = 1
         self._exchange_s = _FIRST_EXCHANGE_S
         self.lost = 0
         self.report: dict[str, Any] = {"swaps": 0, "reverts": 0, "sets": [], "decisions": []}
@@ -163,7 +173,7 @@ class Leader:
         log.error("the tuner has stopped: %s; collectives go on with the tables in force", why)
 
     def _round(self, brain: BrainProcess) -> None:
-        for who, message, payload in self._channel.receive(0.05):
+        for who, message, payload in self._channel.receive(_ROUND_S, [brain.fileno()]):
             self._handle(who, message, payload)
         for message in brain.heard():
             match message:
@@ -173,6 +183,7 @@ class Leader:
                     self.report = report
                     self._board.pin({"policy": self._settings["policy"], "state": "on", **report})
                 case ("stride", stride):
+                    self._stride = stride
                     for process in self._here:
                         self._channel.send(process, {"do": "stride", "stride": stride})
                 case ("warning", text):
@@ -180,6 +191,7 @@ class Leader:
                 case _:
                     pass
         self._look_for_all()
+        self._look_for_silent()
 
     def _look_for_all(self) -> None:
         if time.monotonic() < self._warned_at:
@@ -192,10 +204,26 @@ class Leader:
                 "network (JAXCOLL_CONTROL_IFNAME) reach them, and is the tuner on in all processes?", missing
             )  # fmt: skip
 
+    def _look_for_silent(self) -> None:
+        """Says whom it doesn't hear any more, and when it does again; an idle job is silent as a whole."""
+        now = time.monotonic()
+        newest = max(self._heard.values(), default=now)
+        silent = {p for p, at in self._heard.items() if newest - at > _SILENT_S}
+        if silent - self._silent:
+            log.warning(
+                "the tuner hears nothing from processes %s for %.0f s: the control network is cut, or they are stuck; "
+                "collectives go on with the tables in force", sorted(silent), _SILENT_S
+            )  # fmt: skip
+        if self._silent - silent:
+            log.warning("the tuner hears processes %s again and goes on", sorted(self._silent - silent))
+        self._silent = silent
+
     def _handle(self, who: int, message: Message, payload: bytes) -> None:
         assert self.brain is not None
+        self._heard[who] = time.monotonic()
         if message["do"] == "hello":
             self._here.add(who)
+            self._channel.send(who, {"do": "stride", "stride": self._stride})
         elif message["do"] == "records":
             if not self.brain.offer("records", _set_id(message), int(message["dropped"]), payload):
                 self.lost += 1
@@ -215,6 +243,8 @@ class Leader:
             swap = dataclasses.replace(self._attempt(question, margin), tries=tries)
             if swap.committed or self._stopping.is_set():
                 break
+            if tries == 1 and swap.refusal.startswith(_UNANSWERED):
+                log.warning("a table isn't in force yet: %s; trying again. Is the control network up?", swap.refusal)
             margin = min(2 * margin + 1, _MAX_MARGIN)
         return swap
 
@@ -279,5 +309,6 @@ def _refusal(processes: Sequence[int], answers: Answers) -> str:
     """Why not all have agreed; "" if they have."""
     missing = [p for p in processes if p not in answers]
     if missing:
-        return f"no answer from process {missing[0]}" + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        return f"{_UNANSWERED} from process {missing[0]}{more}"
     return next((f"process {p}: {a['error']}" for p, a in answers.items() if a.get("error")), "")

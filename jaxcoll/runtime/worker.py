@@ -24,11 +24,10 @@ from jaxcoll.telemetry import Records
 
 log = logging.getLogger("jaxcoll")
 
-_TICK_S = 0.1
+_TICK_S = 0.25  # messages wake it; each waking takes the interpreter's lock from the training for a moment
 _NAP_S = 0.2  # how often new sets are looked for, and call sites that are still unknown
 _SITES_S = 2.0  # how often known call sites are looked up again: one may have got a second set
 _MANY = 64  # ranks above which no variants are added: their programs would be large
-_MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
 def describe(info: SetInfo) -> Message:
@@ -64,12 +63,16 @@ def _variants(info: SetInfo) -> list[Schedule]:
     return out
 
 
-def sampled(records: Records, stride: int) -> Records:
-    """One epoch in `stride`, the same ones in every process."""
-    if stride <= 1:
-        return records
-    mixed = (records["launch"].astype(np.uint64) * np.uint64(1000003) + records["index"]) * _MIX >> np.uint64(33)
-    return records[mixed % np.uint64(stride) == 0]
+def by_site(records: Records) -> list[tuple[tuple[int, int], Records]]:
+    """The records of each (communicator, call site)."""
+    if not len(records):
+        return []
+    comm, site = records["comm"], records["site"]
+    if (comm == comm[0]).all() and (site == site[0]).all():  # as a rule, and then sorting would be the larger part
+        return [((int(comm[0]), int(site[0])), records)]
+    kinds, inverse = np.unique(np.stack([comm, site]), axis=1, return_inverse=True)
+    inverse = inverse.reshape(-1)
+    return [((int(c), int(s)), records[inverse == i]) for i, (c, s) in enumerate(kinds.T.tolist())]
 
 
 class Worker:
@@ -84,7 +87,6 @@ class Worker:
         self._looked = 0.0
         self._homes: dict[tuple[int, int], SetId | None] = {}
         self._homes_at = 0.0
-        self._stride = 1
         self.forwarded = self.lost = self.unknown = 0
         self._stopping = threading.Event()
         self._drain = Drain(world, self._forward)
@@ -146,7 +148,7 @@ class Worker:
             case "decide":
                 return self._decide(message)
             case "stride":
-                self._stride = int(message["stride"])
+                self._drain.sample(int(message["stride"]))
             case _:
                 pass
         return None
@@ -189,14 +191,7 @@ class Worker:
         """Called by the drain's thread: sends a batch on, set by set."""
         if dropped:
             self.lost += dropped
-        records = sampled(records, self._stride)
-        if not len(records):
-            return
-        pairs = np.stack([records["comm"], records["site"]])
-        kinds, inverse = np.unique(pairs, axis=1, return_inverse=True)
-        inverse = inverse.reshape(-1)
-        for i, (comm, site) in enumerate(kinds.T.tolist()):
-            part = records[inverse == i]
+        for (comm, site), part in by_site(records):
             home = self._home(comm, site)
             if home is None:
                 self.unknown += len(part)

@@ -28,8 +28,10 @@ log = logging.getLogger("jaxcoll")
 
 REST = 7.0  # after thinking for a second, it thinks of nothing for so many: at most an eighth of a core is used
 _LIMIT_PER_S = 4_000  # records; above it epochs are sampled: a policy looks at a few dozen a second at most
+_CALM_PER_S = 800  # the same while all epochs are alike
 _KEPT = 100_000  # records
 _STATUS_S = 1.0
+_CALM_STATUS_S = 4.0
 _NICE = 10
 _MESSAGES = 256  # taken before thinking again
 
@@ -87,11 +89,17 @@ class Brain:
             return []
         rate, before = self._came / (now - self._counted_at), self._stride
         self._came, self._counted_at = 0, now
-        while rate > _LIMIT_PER_S:
+        limit = _CALM_PER_S if self.calm else _LIMIT_PER_S
+        while rate > limit:
             self._stride, rate = self._stride * 2, rate / 2
-        if rate < _LIMIT_PER_S / 4 and self._stride > 1:
-            self._stride //= 2
+        while rate < limit / 4 and self._stride > 1:
+            self._stride, rate = self._stride // 2, rate * 2
         return [("stride", self._stride)] if self._stride != before else []
+
+    @property
+    def calm(self) -> bool:
+        """Whether all that runs is as it was for a while."""
+        return bool(self.sets) and all(tuned.pace.steady for tuned in self.sets.values())
 
     def think(self) -> Out:
         """Hands complete epochs to their sets' policies, until one decides or it is time to rest."""
@@ -101,7 +109,9 @@ class Brain:
             # Of what comes during a rest the newest is kept: a slow job's epochs all, a quick one's last ones.
             tuned.pending.extend(self._records.take(tuned.set_id, tuned.expected))
             while tuned.pending and time.monotonic() >= self._rest_until:
-                epoch = tuned.pending.popleft()
+                epoch = tuned.next_look()
+                if epoch is None:
+                    break
                 began = time.thread_time()
                 out = self._feed(tuned, epoch)
                 self._rest_until = time.monotonic() + self._rest * (time.thread_time() - began)
@@ -191,7 +201,7 @@ def serve(connection: Connection) -> None:
                 more = connection.poll(0)
             out += brain.think()
             now = time.monotonic()
-            if now - told > _STATUS_S or out or len(brain.history) != decided:
+            if now - told > (_CALM_STATUS_S if brain.calm else _STATUS_S) or out or len(brain.history) != decided:
                 told, decided = now, len(brain.history)
                 out.append(("status", brain.status()))
             for message in out:

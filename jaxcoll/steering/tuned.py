@@ -22,7 +22,56 @@ SetId = tuple[int, int]
 _PENDING = 16  # epochs that wait for the policy
 _RECENT = 24  # epochs that the diagnosis is made from
 _RATES_S = (3.0, 0.5)  # launches are counted over so many seconds
+_LEARN, _LOOK, _ODD = 24, 8, 0.15  # see Pace; _ODD is the logarithm of a ratio
 _FEW = 8  # epochs that are too few to count launches by
+
+
+class Pace:
+    """Whether epochs look as they did: told by their length alone, which costs next to nothing.
+
+    After `_LEARN` epochs in a row that were handed on without a decision it is steady; then one epoch in `_LOOK` is
+    handed on. Two epochs in a row that are off end that, and both are handed on: nothing of a change is missed, and a
+    single odd epoch is no change.
+    """
+
+    def __init__(self) -> None:
+        self._spans: collections.deque[float] = collections.deque(maxlen=_LEARN)
+        self._usual: float | None = None
+        self._odd: Epoch | None = None
+        self._skipped = 0
+
+    @property
+    def steady(self) -> bool:
+        """Whether most epochs are skipped."""
+        return self._usual is not None
+
+    def reset(self) -> None:
+        """Hands every epoch on again, for a while."""
+        self._spans.clear()
+        self._usual = self._odd = None
+
+    def admit(self, epoch: Epoch, may_skip: bool) -> list[Epoch]:
+        """The epochs to look at, now that `epoch` has ended."""
+        rows = epoch.receiver
+        end = rows["start_ns"] + rows["wait_ns"] + rows["transfer_ns"]
+        span = float(end.max() - rows["start_ns"].min()) if len(rows) else 0.0
+        if not may_skip or span <= 0:
+            self.reset()
+            return [epoch]
+        if self._usual is None:
+            self._spans.append(span)
+            if len(self._spans) == _LEARN:
+                self._usual = float(np.median(self._spans))
+            return [epoch]
+        held, self._odd = self._odd, None
+        if abs(np.log(span / self._usual)) > _ODD:
+            if held is not None:
+                self.reset()
+                return [held, epoch]
+            self._odd = epoch
+            return []
+        self._skipped += 1
+        return [epoch] if self._skipped % _LOOK == 0 else []
 
 
 def _programs(announced: Mapping[str, Any], free: bool) -> tuple[dict[int, bytes], list[Program], int]:
@@ -71,6 +120,8 @@ class Tuned:
         self.seconds: collections.deque[float] = collections.deque(maxlen=256)
         self._starts: collections.deque[tuple[int, int]] = collections.deque(maxlen=512)
         self.pending: collections.deque[Epoch] = collections.deque(maxlen=_PENDING)
+        self.pace = Pace()
+        self._looks: collections.deque[Epoch] = collections.deque()
         self.recent: collections.deque[Epoch] = collections.deque(maxlen=_RECENT)
         self._seen: tuple[int, dict[str, Any]] = (-1, {"findings": [], "throughput": []})
 
@@ -86,6 +137,18 @@ class Tuned:
         self.spec = ScheduleSet(self.key, tuple(self._programs), nbytes, self._start, hosts=self._hosts)
         self.state = self.policy.start(self.spec)
         self.config = self.spec.home
+
+    def next_look(self) -> Epoch | None:
+        """The next pending epoch that the policy is to see; None if there is none."""
+        while not self._looks and self.pending:
+            self._looks.extend(self.pace.admit(self.pending.popleft(), self._at_rest()))
+        return self._looks.popleft() if self._looks else None
+
+    def _at_rest(self) -> bool:
+        """Whether epochs may be skipped: at the start, by the default policy. The paper's counts every epoch, and away
+        from the start it is to be seen when the way back is open."""
+        home = self.spec is not None and self.config is not None and self.config.key == self.spec.home.key
+        return home and self.policy.name == "jaxcoll"
 
     def note(self, epoch: Epoch) -> float:
         """Counts an epoch. Returns its seconds, late ranks left out."""
@@ -109,6 +172,7 @@ class Tuned:
     def took(self, decision: Decision) -> None:
         """Notes a decision that is in force."""
         self.config = Config(decision.program, decision.table)
+        self.pace.reset()
         self.seconds.clear()
         self.recent.clear()
         if decision.action == "revert":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import statistics
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 from jaxcoll import replay
 from jaxcoll.errors import UsageError
 from jaxcoll.steering import policy, runlog
+from jaxcoll.steering.tuned import Pace
+from jaxcoll.telemetry import Epoch, Record, from_records
 from loop.simulated import QUIET, SET, Job, announcement
 
 
@@ -93,8 +96,32 @@ def test_too_many_records_are_sampled(monkeypatch: pytest.MonkeyPatch):
     kind, stride = message
     assert kind == "stride"
     assert 50_000 / stride <= 4000 < 100_000 / stride
-    now, job.brain._came = 4.0, 0
+    now, job.brain._came = 4.0, 1200
     assert job.brain._throttle() == [("stride", stride // 2)]
+    now, job.brain._came = 6.0, 0
+    assert job.brain._throttle() == [("stride", 1)]
+
+
+def epoch_of(milliseconds: float) -> Epoch:
+    record = dataclasses.replace(Record(*[0] * 15), transfer_ns=int(1e6 * milliseconds))
+    return Epoch((1, 1, 1, 0), 1, 0, from_records([record]))
+
+
+def test_while_all_epochs_are_alike_few_are_looked_at_and_no_change_is_missed():
+    pace = Pace()
+    assert sum(len(pace.admit(epoch_of(10 + 0.1 * (i % 3)), True)) for i in range(24)) == 24
+    assert pace.steady
+    assert sum(len(pace.admit(epoch_of(10), True)) for _ in range(80)) == 10
+    assert pace.admit(epoch_of(15), True) == []  # one odd epoch may be chance ...
+    assert sum(len(pace.admit(epoch_of(10), True)) for _ in range(7)) <= 1
+    assert pace.steady
+    odd = [epoch_of(15), epoch_of(14)]
+    assert [*pace.admit(odd[0], True), *pace.admit(odd[1], True)] == odd  # ... two are not
+    assert not pace.steady
+    assert sum(len(pace.admit(epoch_of(14), True)) for _ in range(24)) == 24
+    assert pace.steady
+    assert len(pace.admit(epoch_of(14), False)) == 1
+    assert not pace.steady
 
 
 def test_it_rests_after_thinking_and_keeps_the_newest_epochs(monkeypatch: pytest.MonkeyPatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 
@@ -52,6 +53,25 @@ def test_the_store_carries_messages():
 def test_queues_carry_messages_inside_a_process():
     local = control.Local()
     exchange(control.LocalLeader(local), local, 0)
+
+
+def test_a_descriptor_ends_the_leaders_wait():
+    store, local = MemoryStore(), control.Local()
+    ends = [control.LocalLeader(local), control.JoinedLeader(control.Local(), control.KvLeader(store, 2))]
+    if control.has_zmq():
+        ends.append(control.JoinedLeader(local, control.ZmqLeader(MemoryStore(), "127.0.0.1")))
+    read, write = os.pipe()
+    os.write(write, b"!")
+    for end in ends:
+        began = time.monotonic()
+        assert end.receive(5.0, [read]) == []
+        assert time.monotonic() - began < 2.0
+    local.push({"do": "hello"})
+    assert [got[1]["do"] for got in ends[-1].receive(5.0)] == (["hello"] if control.has_zmq() else [])
+    for end in ends:
+        end.close()
+    os.close(read)
+    os.close(write)
 
 
 def test_zmq_carries_messages_and_lets_in_the_jobs_key_only():

@@ -103,13 +103,30 @@ def test_before_after_and_measured_are_what_the_run_had(made: tuple[Path, Path])
     assert step.min() > 0
 
 
-def test_in_a_real_browser(made: tuple[Path, Path], tmp_path: Path):
+@pytest.fixture
+def chromium(tmp_path: Path) -> list[str]:
+    """The command of a headless browser that writes its console to stderr."""
     browser = next((b for b in map(shutil.which, ("chromium", "chromium-browser", "google-chrome")) if b), None)
     need(browser is not None, "Chromium", "CHROMIUM")
     assert browser is not None
-    shot = tmp_path / "page.png"
     command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--v=0"]
-    command += [f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=2000", "--window-size=1100,4000"]
+    return [
+        *command,
+        f"--user-data-dir={tmp_path / 'profile'}",
+        "--virtual-time-budget=2000",
+        "--window-size=1100,4000",
+    ]
+
+
+def test_an_error_in_the_console_is_seen(chromium: list[str], tmp_path: Path):
+    bad = tmp_path / "bad.html"
+    bad.write_text("<!doctype html><title>bad</title><script>missing()</script>")
+    dump = subprocess.run([*chromium, "--dump-dom", bad.as_uri()], capture_output=True, text=True, timeout=120)
+    assert "CONSOLE" in dump.stderr, "the next test would see nothing"
+
+
+def test_in_a_real_browser(chromium: list[str], made: tuple[Path, Path], tmp_path: Path):
+    shot, command = tmp_path / "page.png", chromium
     address = made[1].as_uri()
     dump = subprocess.run([*command, "--dump-dom", address], capture_output=True, text=True, timeout=120, check=True)
     page = Page()

@@ -18,9 +18,11 @@ PROGRAM = Path(__file__).with_name("program.py")
 ROOT = PROGRAM.parents[2]
 
 
-def run(mode: str, swaps: int, nprocs: int, devices: int = 1, log: Path | None = None) -> tuple[list[Any], list[str]]:
+def run(
+    mode: str, swaps: int, nprocs: int, devices: int = 1, log: Path | None = None, cut: float = 5.0
+) -> tuple[list[Any], list[str]]:
     """(what each rank reports, what each has said)."""
-    env = {"PYTHONPATH": str(ROOT), "JAXCOLL_RUN_LOG": str(log or "")}
+    env = {"PYTHONPATH": str(ROOT), "JAXCOLL_RUN_LOG": str(log or ""), "JAXCOLL_TEST_CUT": f"{cut:g}"}
     command = [sys.executable, str(PROGRAM), mode, str(swaps)]
     with Ranks(command, nprocs, devices=devices, env=env, cwd=ROOT) as ranks:
         result = ranks.wait(200)
@@ -94,8 +96,19 @@ def test_a_process_that_hears_no_verdict_finds_it_in_the_store():
     assert reports[3]["commits"] >= 1
 
 
-def test_a_cut_control_network_costs_tuning_and_nothing_else():
-    reports, _ = run("cut", 12, 3)
+def test_the_tuners_process_may_be_killed():
+    reports, said = run("brainless", 4, 3)
     agreed(reports)
+    assert reports[0]["state"].startswith("stopped: its process has ended")
+    assert "the tuner has stopped" in said[0]
+    assert all(r["longest"] < 10 for r in reports)
+
+
+def test_a_cut_control_network_costs_tuning_and_nothing_else(pytestconfig: pytest.Config):
+    # `--full`: as long as the worst that a link's failure is expected to last.
+    reports, said = run("cut", 12, 3, cut=30.0 if pytestconfig.getoption("--full") else 5.0)
+    agreed(reports)
+    assert "the tuner hears nothing from processes [1, 2]" in said[0]
+    assert "again and goes on" in said[0]
     assert all(r["commits"] >= 11 for r in reports), "the tuning should have gone on after the cut"
     assert all(r["longest"] < 10 for r in reports)

@@ -86,6 +86,8 @@ void jc_op_free(jc_op* op);
  * `threshold`, and must only wake somebody. */
 int64_t jc_records_drain(jc_world* w, void* out, int64_t max, uint64_t* dropped);
 void jc_records_enable(jc_world* w, int on);
+/* One execution in `stride` is recorded, the same ones on every rank (a hash of launch and index decides). */
+void jc_records_sample(jc_world* w, uint32_t stride);
 void jc_records_notify(jc_world* w, void (*wake)(void*), void* arg, int64_t threshold);
 
 /* Reduces n elements of `count` sources (tests). */

@@ -244,6 +244,8 @@ int64_t jc_records_drain(jc_world* w, void* out, int64_t max, uint64_t* dropped)
 
 void jc_records_enable(jc_world* w, int on) { w->world->engine()->set_record(on != 0); }
 
+void jc_records_sample(jc_world* w, uint32_t stride) { w->world->engine()->set_record_stride(stride); }
+
 void jc_records_notify(jc_world* w, void (*wake)(void*), void* arg, int64_t threshold) {
   std::function<void()> f;
   if (wake != nullptr) f = [wake, arg] { wake(arg); };

@@ -435,11 +435,18 @@ void Engine::FailKey(const OpKey& key, const std::string& why, const Execution* 
     if (e->running == 0) Retire(e);
 }
 
+bool Engine::Recorded(const OpKey& key) const {
+  uint32_t stride = record_stride_.load(std::memory_order_relaxed);
+  if (stride <= 1) return true;
+  uint64_t mixed = (static_cast<uint64_t>(key.launch) * 1000003 + key.index) * 0x9E3779B97F4A7C15ull;
+  return (mixed >> 33) % stride == 0;
+}
+
 void Engine::Retire(Execution* e) {
   auto it = open_.find(FullKey{e->request.key, e->request.rank});
   if (it == open_.end() || it->second.get() != e) return;
   Status status = e->failed ? Status::Error(e->failure) : Status();
-  if (!e->failed && record_.load(std::memory_order_relaxed)) {
+  if (!e->failed && record_.load(std::memory_order_relaxed) && Recorded(e->request.key)) {
     size_t held = 0;
     e->AddRecords(&records_, &held);
     if (record_wake_ && held >= record_threshold_) record_wake_();

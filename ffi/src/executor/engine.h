@@ -69,6 +69,8 @@ class Engine : public LinkSink {
   RecordBuffer& records() { return records_; }
   void SetRecordSink(std::function<void()> wake, size_t threshold);
   void set_record(bool on) { record_ = on; }
+  // Records one execution in `stride`, the same ones on every rank.
+  void set_record_stride(uint32_t stride) { record_stride_ = stride; }
   // Stops the threads; open operations fail.
   void Stop();
 
@@ -119,7 +121,8 @@ class Engine : public LinkSink {
   void Drive(const OpKey& key, int rank, const std::atomic<bool>& over);
   // Fails the operation on every local rank, and on the peers if `tell` (whose group then says who they are).
   void FailKey(const OpKey& key, const std::string& why, const Execution* tell);
-  void Retire(Execution* e);  // under mu_: the operation is over, for better or worse
+  void Retire(Execution* e);
+  bool Recorded(const OpKey& key) const;  // under mu_: the operation is over, for better or worse
   void FlushFinished(std::unique_lock<std::mutex>& lock);
   Execution* Find(const OpKey& key, int rank);
   void SetBusy();
@@ -170,6 +173,7 @@ class Engine : public LinkSink {
 
   std::atomic<bool> record_;
   RecordBuffer records_;
+  std::atomic<uint32_t> record_stride_{1};
   std::function<void()> record_wake_;
   size_t record_threshold_ = 0;
 
