@@ -30,10 +30,11 @@ _MPI_ENV = {
 
 
 # Calls at the head of every block that don't count: as many as take this long, by the warm-up's quickest, between these
-# numbers. Ranks come out of the command loop, or out of another implementation, at different times and asleep: on two
-# cores the times of a 4 KiB psum fall for 30 ms, from 0.5 to 0.3 ms.
-_SETTLE_SECONDS = 0.03
-_SETTLE_CALLS = (2, 200)
+# numbers. Ranks come out of the command loop, or out of another implementation, at different times and asleep, and
+# where they outnumber the cores the kernel needs some 0.1 s to spread them again (a 4 KiB psum of 8 ranks on 2 cores
+# falls from 0.5 to 0.3 ms; with every rank bound to a core it starts at its final time).
+_SETTLE_SECONDS = 0.1
+_SETTLE_CALLS = (2, 400)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,12 +207,16 @@ class Bench:
     ) -> dict[str, list[list[float]]]:
         seconds: dict[str, list[list[float]]] = {}
         blocks = min(plan.blocks, plan.iters)
-        for block in range(blocks):
+        # One block of each is not counted: taking turns changes where the allocator finds room for results, and a page
+        # that the machine hasn't touched before is slow (in a virtual machine above all: 40 ms for 20 MiB).
+        for block in range(-1, blocks):
             iters = plan.iters * (block + 1) // blocks - plan.iters * block // blocks
             for impl, head in settle.items():
-                progress(f"{impl}: block {block + 1} of {blocks}")
+                progress(f"{impl}: block {block + 1} of {blocks}" if block >= 0 else f"{impl}: rehearsal")
                 answers = self._groups[impl].ask(self._deadline, do="time", impl=impl, settle=head, iters=iters)
                 of_ranks = seconds.setdefault(impl, [[] for _ in answers])
+                if block < 0:
+                    continue
                 for all_times, answer in zip(of_ranks, answers, strict=True):
                     all_times.extend(answer["seconds"])
         return seconds

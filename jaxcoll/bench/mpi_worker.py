@@ -66,7 +66,9 @@ class Worker:
         self._run: Callable[[], None] | None = None
 
     def prepare(self, impl: str, case: dict[str, Any], schedule: str | None, warmup: int) -> control.Message:
-        """Make the buffers, run once with the result checked, and warm up. Answers {"nwrong", "extra_bytes", "seconds"}."""
+        """Make the buffers, run once with the result checked, and warm up.
+
+        Answers {"nwrong", "extra_bytes", "seconds"}, as the JAX worker does."""
         what, comm = Case(**case), MPI.COMM_WORLD
         dtype = dtype_of(what.dtype)
         if dtype.kind not in "iufc" or what.dtype == "float16" or (what.collective == "pmean" and dtype.kind in "iu"):

@@ -55,25 +55,25 @@ ENTRIES = (
     Entry(
         "psum",
         "psum, a process a rank, against jax.lax (Gloo) and Open MPI",
-        ("--sizes=4K,1M,4M,20M", "--peers=lax,mpi", "--iters=40"),
+        ("--sizes=4K,1M,4M,20M", "--peers=lax,mpi", "--iters=100"),
         (*_against("lax", s4K=40, s1M=8, s20M=4), *_against("mpi", s1M=0.8, s4M=1, s20M=1)),
     ),
     Entry(
         "chain",
         "sixteen psums in one program, each waiting for the last",
-        ("--sizes=4K", "--chain=16", "--peers=lax,mpi"),
+        ("--sizes=4K", "--chain=16", "--peers=lax,mpi", "--iters=60"),
         _against("lax", s4K=100),
     ),
     Entry(
         "all_gather",
         "all_gather, a process a rank (a size is the whole: 8M is 1 MiB a rank)",
-        ("--collective=all_gather", "--sizes=8M,32M,160M", "--peers=lax,mpi", "--iters=12"),
+        ("--collective=all_gather", "--sizes=8M,32M,160M", "--peers=lax,mpi", "--iters=16"),
         (*_against("lax", s160M=8), *_against("mpi", s8M=0.8, s32M=1, s160M=1)),
     ),
     Entry(
         "tcp",
         "psum over tcp on loopback",
-        ("--transport=tcp", "--sizes=4K,64K,1M,20M", "--peers=lax"),
+        ("--transport=tcp", "--sizes=4K,64K,1M,20M", "--peers=lax", "--iters=60"),
         _against("lax", s4K=5, s64K=5, s1M=5, s20M=1.2),
     ),
     Entry(

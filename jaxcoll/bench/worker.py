@@ -110,7 +110,7 @@ class Worker:
         return {"nwrong": wrong, "extra_bytes": extra, **self.time(impl, 0, warmup)}
 
     def time(self, impl: str, settle: int, iters: int) -> control.Message:
-        """Time `iters` calls after `settle` that don't count. Answers {"seconds": [...]}: from the call to its result."""
+        """Time `iters` calls after `settle` that don't count, to the result. Answers {"seconds": [...]}."""
         program, x = self._programs[impl]
         gc.disable()
         try:

@@ -172,9 +172,9 @@ void Execution::IssueSend(uint32_t lane, uint32_t id) {
       OfferLocal(lane, node.transfer, peer);
     return;
   }
-  std::vector<Span> spans = SlotSpans(node.src, node.chunk, r);
   Link* link = LinkTo(node.peer);
-  if (Post(link, lane, node, spans, bytes)) return SendDone(lane, id);
+  if (Post(link, lane, node, r, bytes)) return SendDone(lane, id);
+  std::vector<Span> spans = SlotSpans(node.src, node.chunk, r);
   if (bytes <= link->eager_limit()) {
     link->Send(MakeHeader(MessageType::kEager, node.peer, lane, node.transfer), spans.data(), spans.size());
     return SendDone(lane, id);
@@ -214,7 +214,7 @@ void Execution::OfferLocal(uint32_t lane, uint32_t transfer, Execution* to) {
   to->OnOffer(nullptr, h, remote.data(), remote.size(), this);
 }
 
-bool Execution::Post(Link* link, uint32_t lane, const Node& node, const std::vector<Span>& spans, size_t bytes) {
+bool Execution::Post(Link* link, uint32_t lane, const Node& node, Range r, size_t bytes) {
   Slab* slab = link->slab();
   uint32_t readers = plan_.value_readers[node.value];
   if (slab == nullptr || bytes > slab->limit(readers)) return false;
@@ -222,6 +222,7 @@ bool Execution::Post(Link* link, uint32_t lane, const Node& node, const std::vec
   PostState& p = posted_[size_t{lane} * plan_.value_readers.size() + node.value];
   ++p.asked;
   if (p.slab == nullptr) {
+    std::vector<Span> spans = SlotSpans(node.src, node.chunk, r);
     p.block = slab->Put(spans.data(), spans.size(), bytes);
     if (p.block == 0) return false;
     p.slab = slab;

@@ -143,7 +143,7 @@ class Execution {
   void DepsMet(uint32_t lane, uint32_t node);
   void IssueSend(uint32_t lane, uint32_t node);
   // Sends a value by putting it into the slab, once for all its readers. False: it is too large, or there is no room.
-  bool Post(Link* link, uint32_t lane, const Node& node, const std::vector<Span>& spans, size_t bytes);
+  bool Post(Link* link, uint32_t lane, const Node& node, Range r, size_t bytes);
   InState* Expected(const Header& h, uint32_t* index,
                     size_t bytes);  // the transfer that a message names, if it fits and is still awaited
   void Stream(uint32_t lane, uint32_t node);
@@ -184,8 +184,8 @@ class Execution {
   std::vector<uint32_t> lane_left_;
   std::vector<std::unique_ptr<uint8_t[]>> scratch_;
   std::vector<PostState> posted_;  // [lane * values + value]
-  std::vector<bool> heard_;     // [rank] some message of this operation came from it
-  std::vector<int> waits_for_;  // [rank] whom it said it waits for, -1: nobody yet
+  std::vector<bool> heard_;        // [rank] some message of this operation came from it
+  std::vector<int> waits_for_;     // [rank] whom it said it waits for, -1: nobody yet
 };
 
 }  // namespace jaxcoll

@@ -14,7 +14,7 @@ inline constexpr uint32_t kSegmentMagic = 0x4d48534a;  // "JSHM"
 inline constexpr uint32_t kLayout = 1;
 inline constexpr size_t kRingBytes = size_t{512} << 10;
 inline constexpr uint32_t kMessage = 1, kPadding = 2;
-inline constexpr size_t kSlabBytes = size_t{4} << 20;
+inline constexpr size_t kSlabBytes = size_t{2} << 20;
 inline constexpr size_t kSlabLimit = size_t{256} << 10;
 // One copy more, and all those readers take it at the speed of memory.
 inline constexpr uint32_t kManyReaders = 4;
