@@ -1,4 +1,4 @@
-"""Takes records out of the native library, off the collective's path.
+"""Takes records out of the native library, the CPU's and the GPU's, off the collective's path.
 
 The library wakes us with `sem_post`, given to it as a plain C function: no Python runs, and no interpreter lock is
 waited for, on a thread that moves data.
@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from jaxcoll.runtime import gpu
 from jaxcoll.runtime.world import World
 from jaxcoll.telemetry import RECORD_SIZE, Records, as_records, empty_records
 
@@ -63,26 +64,43 @@ class Drain:
         self._semaphore = _Semaphore()
         Drain._kept.append(self._semaphore)
         self._stopping = False
-        self._dropped = 0
         self._patience = _PATIENCE_S
+        self._dropped = [0, 0]  # of the CPU's, of the GPU's
+        self._gpu: Any = None
         self.batches = self.records = 0
         ffi = world.native.ffi
         self._buffer = ffi.new("uint8_t[]", BATCH * RECORD_SIZE)
-        wake = ffi.cast("void (*)(void*)", self._semaphore.post_address)
-        world.native.lib.jc_records_notify(world.handle, wake, ffi.cast("void*", self._semaphore.address), _WAKE_AT)
+        self._wake = ffi.cast("void (*)(void*)", self._semaphore.post_address)
+        self._notify(self._wake)
         self._thread = threading.Thread(target=self._run, name="jaxcoll-drain", daemon=True)
         self._thread.start()
+
+    def _notify(self, wake: Any) -> None:
+        """Says whom the library is to wake; nobody with NULL."""
+        ffi, lib = self._world.native.ffi, self._world.native.lib
+        about = (wake, ffi.cast("void*", self._semaphore.address), _WAKE_AT)
+        lib.jc_records_notify(self._world.handle, *about)
+        if self._gpu is not None:
+            lib.jc_gpu_records_notify(self._gpu, *about)
 
     @property
     def dropped(self) -> int:
         """Records lost in the library so far."""
-        return self._dropped
+        return sum(self._dropped)
 
     def take(self) -> int:
         """Drains what is there. Returns how many records."""
+        if self._gpu is None and gpu.running() is not None and not self._stopping:  # they join at the first lowering
+            self._gpu = gpu.running()
+            self._notify(self._wake)
+        lib = self._world.native.lib
+        total = self._empty(0, lib.jc_records_drain, self._world.handle)
+        return total if self._gpu is None else total + self._empty(1, lib.jc_gpu_records_drain, self._gpu)
+
+    def _empty(self, source: int, drain: Callable[..., int], handle: Any) -> int:
         total = 0
         while True:
-            records, dropped = self._take()
+            records, dropped = self._take(source, drain, handle)
             if len(records) or dropped:
                 self.batches += 1
                 self.records += len(records)
@@ -91,13 +109,13 @@ class Drain:
             if len(records) < BATCH:
                 return total
 
-    def _take(self) -> tuple[Records, int]:
-        native: Any = self._world.native
-        dropped = native.ffi.new("uint64_t*")
-        count = native.lib.jc_records_drain(self._world.handle, self._buffer, BATCH, dropped)
-        data = bytes(native.ffi.buffer(self._buffer, count * RECORD_SIZE))
-        lost = int(dropped[0]) - self._dropped
-        self._dropped = int(dropped[0])
+    def _take(self, source: int, drain: Callable[..., int], handle: Any) -> tuple[Records, int]:
+        ffi = self._world.native.ffi
+        dropped: Any = ffi.new("uint64_t*")
+        count = drain(handle, self._buffer, BATCH, dropped)
+        data = bytes(ffi.buffer(self._buffer, count * RECORD_SIZE))
+        lost = int(dropped[0]) - self._dropped[source]
+        self._dropped[source] = int(dropped[0])
         return (as_records(data) if count else empty_records()), lost
 
     def sample(self, stride: int) -> None:
@@ -113,9 +131,7 @@ class Drain:
 
     def stop(self) -> None:
         """Ends the thread; call it before the world stops."""
-        self._world.native.lib.jc_records_notify(
-            self._world.handle, self._world.native.ffi.NULL, self._world.native.ffi.NULL, 0
-        )
         self._stopping = True
+        self._notify(self._world.native.ffi.NULL)
         self._semaphore.post()
         self._thread.join(2.0)

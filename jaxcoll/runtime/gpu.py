@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.util
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 _UNIQUE_ID_BYTES = 128
 _MAX_STREAMS = 32
 
+_lock = threading.Lock()
+_handle: Any = None
+
 
 def present() -> bool:
     """Whether JAX's default backend is an NVIDIA GPU."""
@@ -31,15 +34,26 @@ def folders() -> list[str]:
     return [str(lib) for root in roots for lib in sorted(Path(root).glob("*/lib"), reverse=True)]
 
 
-@functools.cache
-def opened() -> Any:
-    """CUDA and NCCL of this process, opened on first use. Raises UsageError: what was looked for, and the cure."""
+def opened(library: str = "") -> Any:
+    """CUDA and NCCL of this process, opened on first use. Raises UsageError: what was looked for, and the cure.
+
+    library: at the first call, a file with all functions of all libraries in place of the search (a stand-in).
+    """
+    global _handle
     native = load()
-    found = [native.ffi.new("char[]", f.encode()) for f in folders()]
-    handle = native.lib.jc_gpu_open(b"", native.ffi.new("char*[]", found), len(found))
-    if handle == native.ffi.NULL:
-        raise UsageError(native.text(native.lib.jc_last_error()))
-    return handle
+    with _lock:
+        if _handle is None:
+            found = [native.ffi.new("char[]", f.encode()) for f in folders()]
+            handle = native.lib.jc_gpu_open(library.encode(), native.ffi.new("char*[]", found), len(found))
+            if handle == native.ffi.NULL:
+                raise UsageError(native.text(native.lib.jc_last_error()))
+            _handle = handle
+        return _handle
+
+
+def running() -> Any | None:
+    """What `opened` gives, if it has been called; None where no GPU is used."""
+    return _handle
 
 
 def versions() -> list[str]:

@@ -12,6 +12,7 @@ from jaxcoll.telemetry.diagnose import (
     find_stragglers,
     lateness,
 )
+from jaxcoll.telemetry.ends import split_waits
 from jaxcoll.telemetry.export import (
     chrome_trace,
     prometheus,
@@ -25,6 +26,8 @@ from jaxcoll.telemetry.record import (
     RECORD_DTYPE,
     RECORD_SIZE,
     SENDER,
+    TOGETHER,
+    UNSPLIT,
     Record,
     Records,
     as_records,
@@ -40,6 +43,8 @@ __all__ = [
     "RECORD_DTYPE",
     "RECORD_SIZE",
     "SENDER",
+    "TOGETHER",
+    "UNSPLIT",
     "Counts",
     "Diagnosis",
     "Epoch",
@@ -64,6 +69,7 @@ __all__ = [
     "measurement_matrix",
     "prometheus",
     "read_jsonl",
+    "split_waits",
     "to_record",
     "write_event",
     "write_jsonl",

@@ -13,6 +13,10 @@ from jaxcoll.errors import UsageError
 
 RECEIVER = 0
 SENDER = 1
+UNSPLIT = 2
+"""Bit of `side`: the record is raw, its `transfer_ns` holds the wait for the other end too (see `split_waits`)."""
+TOGETHER = 4
+"""Bit of `side`, beside UNSPLIT: the edge ran with others of its step in one call; the span is that of the call."""
 
 _FIELDS: tuple[tuple[str, str], ...] = (
     ("comm", "<u8"),
@@ -63,7 +67,8 @@ class Record:
     `start_ns` is this end's wall clock when it was ready for the edge. `wait_ns` is how long it then waited for the
     other end (or for the other end's data), `transfer_ns` the edge's own time in seconds x 1e9 with that waiting taken
     out; at the receiver `start_ns + wait_ns + transfer_ns` is when the last byte was there. `src` and `dst` are ranks,
-    `bytes` what the edge carried, `(launch, index)` which execution of call site `site` this was.
+    `bytes` what the edge carried, `(launch, index)` which execution of call site `site` this was. `side` is RECEIVER or
+    SENDER; with UNSPLIT, and TOGETHER, as long as the two times are not told apart.
     """
 
     comm: int

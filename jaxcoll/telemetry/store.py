@@ -10,7 +10,8 @@ from collections.abc import Hashable, Mapping
 import numpy as np
 
 from jaxcoll.errors import UsageError
-from jaxcoll.telemetry.record import RECEIVER, Records, as_records, concatenate
+from jaxcoll.telemetry.ends import split_waits
+from jaxcoll.telemetry.record import RECEIVER, SENDER, UNSPLIT, Records, as_records, concatenate
 
 EpochId = tuple[int, int, int, int]
 """(comm, site, launch, index): one execution of one call site."""
@@ -117,14 +118,15 @@ class Store:
             return [key for key, waiting in self._pending.items() if waiting]
 
     def take(self, key: Hashable, expected: Mapping[int, int]) -> list[Epoch]:
-        """Removes and returns the complete epochs of set `key`, oldest first.
+        """Removes and returns the complete epochs of set `key`, oldest first; waits are told from transfers.
 
         Args:
             expected: receiver records per epoch by program; a program that is not named is complete with any record.
         """
         with self._lock:
             waiting = self._pending.get(key, {})
-            whole = {id_: parts[0] if len(parts) == 1 else concatenate(parts) for id_, parts in waiting.items()}
+            joined = {id_: parts[0] if len(parts) == 1 else concatenate(parts) for id_, parts in waiting.items()}
+            whole = {id_: _split(records, expected) for id_, records in joined.items()}
             done = [_epoch(records) for records in whole.values() if _complete(records, expected)]
             for epoch in done:
                 del waiting[epoch.id]
@@ -146,6 +148,14 @@ class Store:
         """How many records came, were dropped before, overwritten, or given up as incomplete epochs."""
         with self._lock:
             return Counts(self._pushed, self._dropped, self._overwritten, self._incomplete)
+
+
+def _split(records: Records, expected: Mapping[int, int]) -> Records:
+    """Raw records made whole, once enough are there that it may be worth it."""
+    raw = records["side"][records["side"] & UNSPLIT != 0]
+    senders = int(np.count_nonzero(raw & SENDER))
+    want = expected.get(int(records["program"][0]), 1)
+    return split_waits(records) if len(raw) and min(senders, len(raw) - senders) >= want else records
 
 
 def _complete(records: Records, expected: Mapping[int, int]) -> bool:

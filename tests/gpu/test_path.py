@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import numpy as np
 import pytest
 
 from jaxcoll.schedule import Kind, Table, build
-from jaxcoll.telemetry import RECEIVER, SENDER
+from jaxcoll.telemetry import RECEIVER, SENDER, UNSPLIT, find_stragglers, group_epochs, split_waits
 
 from .harness import Gpu, Team, on_threads, standin
 
@@ -121,6 +122,8 @@ def test_records_of_every_edge():
         team = gpu.team(4)
         team.run(schedule, [np.ones(1000, np.float32)] * 4)
         records = gpu.records()
+        assert (records["side"] & UNSPLIT).all()
+        records = split_waits(records)
         edges = [(g, e.step, e.src, e.dst) for g, graph in enumerate(schedule.graphs) for e in graph.edges]
         for side in (RECEIVER, SENDER):
             rows = records[records["side"] == side]
@@ -141,14 +144,35 @@ def test_a_slow_edge_shows_in_its_own_record():
         gpu.records()
         standin().lib.standin_delay(2, 0, 60_000_000)
         team.run(schedule, values, program=program)
-        records = gpu.records()
+        records = split_waits(gpu.records())
         slow = (records["src"] == 2) & (records["dst"] == 0)
         assert (records["transfer_ns"][slow] >= 55_000_000).all()
-        shorter: dict[tuple[int, int], int] = {}
-        for r in records[~slow]:
-            key = (int(r["src"]), int(r["dst"]))
-            shorter[key] = min(shorter.get(key, 1 << 62), int(r["transfer_ns"]))
-        assert max(shorter.values()) < 50_000_000
+        assert records["transfer_ns"][~slow].max() < 50_000_000
+
+
+def test_a_late_rank_shows_as_waiting_and_not_as_a_slow_edge():
+    schedule = build("one_shot", Kind.ALL_REDUCE, 4)
+    values = [np.ones(256, np.float32)] * 4
+    with Gpu() as gpu:
+        team = gpu.team(4)
+        program, _ = team.program(schedule)
+        team.run(schedule, values, program=program)
+        gpu.records()
+        for rank in (0, 1, 3):
+            team.enqueue(rank, program, Kind.ALL_REDUCE, values[rank], "sum", 50)
+        time.sleep(0.06)
+        team.enqueue(2, program, Kind.ALL_REDUCE, values[2], "sum", 50)
+        team.wait()
+        records = split_waits(gpu.records())
+        at_peers = ((records["src"] == 2) & (records["side"] == RECEIVER)) | (
+            (records["dst"] == 2) & (records["side"] == SENDER)
+        )
+        assert at_peers.sum() == 6
+        assert (records["wait_ns"][at_peers] >= 50_000_000).all()
+        assert records["wait_ns"][~at_peers].max() < 50_000_000
+        assert records["transfer_ns"].max() < 50_000_000
+        (late,) = find_stragglers(group_epochs(records), 4)
+        assert late.rank == 2
 
 
 def test_no_order_of_two_ranks_enqueueing_can_deadlock():

@@ -196,6 +196,12 @@ int64_t jc_gpu_records_drain(jc_gpu* g, void* out, int64_t max, uint64_t* droppe
       g->runtime->records.DrainTo(static_cast<jaxcoll::Record*>(out), static_cast<size_t>(max), dropped));
 }
 
+void jc_gpu_records_notify(jc_gpu* g, void (*wake)(void*), void* arg, int64_t threshold) {
+  std::function<void()> f;
+  if (wake != nullptr) f = [wake, arg] { wake(arg); };
+  g->runtime->sink.Set(std::move(f), static_cast<size_t>(threshold));
+}
+
 const char* jc_gpu_combine_source(void) { return gpu::CombineSource(); }
 
 }  // extern "C"

@@ -15,6 +15,12 @@ constexpr auto kIdlePause = std::chrono::milliseconds(100);
 constexpr int64_t kPollErrorsEvery = int64_t{50} * 1000 * 1000;
 constexpr double kNsPerMs = 1e6;
 
+bool Carries(const Program& program, const Edge& edge) {
+  for (uint32_t k = edge.first_ref; k < edge.first_ref + edge.ref_count; ++k)
+    if (program.chunks[program.refs[k]].weight > 0) return true;
+  return false;
+}
+
 }  // namespace
 
 Monitor::Monitor(std::shared_ptr<const Api> api, RecordBuffer* records, std::function<void(size_t)> added)
@@ -173,6 +179,7 @@ void Monitor::AddRecords(const InFlight& e) {
   for (const LaunchStep& step : e.plan->steps)
     for (const Flow& f : step.flows) {
       const Edge& edge = program.edges[f.edge];
+      if (!Carries(program, edge)) continue;
       Record r{};
       r.comm = e.key.comm;
       r.launch = e.key.launch;
@@ -184,7 +191,7 @@ void Monitor::AddRecords(const InFlight& e) {
       r.step = edge.step;
       r.src = static_cast<uint16_t>(f.send ? e.rank : f.peer);
       r.dst = static_cast<uint16_t>(f.send ? f.peer : e.rank);
-      r.side = f.send ? 1 : 0;
+      r.side = static_cast<uint8_t>(kUnsplit | (f.send ? 1 : 0));
       r.bytes = e.bytes[f.mark];
       float ms = 0, since = 0;
       bool known = api_->cudaEventElapsedTime(&since, e.at(InFlight::kBegin), e.at(e.before(0, f.mark))) == 0;

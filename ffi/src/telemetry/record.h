@@ -19,10 +19,12 @@ struct Record {
   uint64_t start_ns, transfer_ns, wait_ns, bytes;
   uint32_t index, version, program;
   uint16_t graph, step, src, dst;
-  uint8_t side;  // 0 receiver, 1 sender
+  uint8_t side;  // 0 receiver, 1 sender; with the bits below
   uint8_t pad[3];
 };
 static_assert(sizeof(Record) == 80, "the Python side reads this layout");
+constexpr uint8_t kUnsplit = 2;   // raw: transfer_ns holds the wait for the other end too
+constexpr uint8_t kTogether = 4;  // beside it: the edge ran with others of its step in one call, whose span this is
 
 // Many writers, one drainer; when it is full new records are counted and dropped, never waited for. The ring is made
 // and touched once: a buffer that grew would cost the collectives a page fault every few executions.
