@@ -28,9 +28,14 @@ def register() -> None:
 
 
 def init() -> None:
-    """Joins the other processes now instead of at the first collective. Every process of the job must come here."""
-    get_sets()
+    """Joins the other processes now instead of at the first collective. Every process of the job must come here.
+
+    After a failure between GPUs a call of it, in every process again, makes the failed communicators anew.
+    """
+    made = get_sets()
     register()
+    if gpu.running() is not None:
+        gpu.renew(made.world, [(info.devices, info.key) for info in made.all()])
 
 
 def get_sets() -> sets.Sets:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +18,12 @@ if TYPE_CHECKING:
 
 _UNIQUE_ID_BYTES = 128
 _MAX_STREAMS = 32
+_TEXT = 4096
 
 _lock = threading.Lock()
 _handle: Any = None
+_generations: dict[int, int] = {}  # by communicator id: how often it was made again
+_joined: set[int] = set()
 
 
 def present() -> bool:
@@ -66,36 +70,45 @@ def connect(world: World, group: tuple[int, ...], set_key: int) -> None:
 
     Every process of the communicator comes here, in the same order: the programs that it lowers are the same.
     """
-    native, settings = world.native, world.settings
-    mine = [d for d in jax.local_devices() if d.id in group]
-    ordinals = [int(d.local_hardware_id or 0) for d in sorted(mine, key=lambda d: group.index(d.id))]
-    devices = native.int64s(group)
+    native = world.native
     try:
-        options = native.ffi.new(
-            "jc_gpu_options*",
-            {
-                "timeout_ns": int(settings.timeout * 1e9), "pairs": 1, "record": int(settings.record),
-                "max_streams": _MAX_STREAMS, "max_ctas": 0,
-            },
-        )  # fmt: skip
-        native.check(
-            native.lib.jc_world_gpu_join(
-                world.handle, opened(), options, devices, len(group), native.ffi.new("int[]", ordinals), len(ordinals),
-                _unique_id(world, group),
-            )
-        )  # fmt: skip
-        native.check(
-            native.lib.jc_world_gpu_connect(world.handle, native.lib.jc_group_id(devices, len(group)), set_key)
-        )
+        _join(world, group)
+        number = native.lib.jc_group_id(native.int64s(group), len(group))
+        native.check(native.lib.jc_world_gpu_connect(world.handle, number, set_key))
     except NativeError as error:
         raise UsageError(f"the GPUs of devices {group} can't be joined: {error}") from error
 
 
-def _unique_id(world: World, group: tuple[int, ...]) -> Any:
-    """NCCL's id of a communicator: made by the process of its rank 0, read by the others from the job's store."""
+def _join(world: World, group: tuple[int, ...]) -> None:
+    native, settings = world.native, world.settings
+    number = int(native.lib.jc_group_id(native.int64s(group), len(group)))
+    if number in _joined and failure(world, number) is None:
+        return
+    # All processes hear of a failure, so they count alike.
+    _generations[number] = _generations.get(number, -1) + 1
+    mine = [d for d in jax.local_devices() if d.id in group]
+    ordinals = [int(d.local_hardware_id or 0) for d in sorted(mine, key=lambda d: group.index(d.id))]
+    options = native.ffi.new(
+        "jc_gpu_options*",
+        {
+            "timeout_ns": int(settings.timeout * 1e9), "pairs": 1, "record": int(settings.record),
+            "max_streams": _MAX_STREAMS, "max_ctas": 0,
+        },
+    )  # fmt: skip
+    unique = _unique_id(world, group, f"nccl/{number:x}/{_generations[number]}")
+    native.check(
+        native.lib.jc_world_gpu_join(
+            world.handle, opened(), options, native.int64s(group), len(group), native.ffi.new("int[]", ordinals),
+            len(ordinals), unique,
+        )
+    )  # fmt: skip
+    _joined.add(number)
+
+
+def _unique_id(world: World, group: tuple[int, ...], key: str) -> Any:
+    """NCCL's id of a communicator: made by the process of its rank 0, read by the others under `key` of the store."""
     native, store = world.native, world.job.store
     out = native.ffi.new(f"uint8_t[{_UNIQUE_ID_BYTES}]")
-    key = f"nccl/{native.lib.jc_group_id(native.int64s(group), len(group)):x}"
     if store is None or group[0] in world.job.devices[world.job.me]:
         native.check(native.lib.jc_gpu_unique_id(opened(), out))
         if store is not None and not store.set_once(key, bytes(native.ffi.buffer(out)).hex()):
@@ -103,3 +116,31 @@ def _unique_id(world: World, group: tuple[int, ...]) -> Any:
     else:
         out[0:_UNIQUE_ID_BYTES] = bytes.fromhex(store.get(key, world.settings.timeout))
     return out
+
+
+def failure(world: World, group: int) -> str | None:
+    """Why the GPU side of the communicator with this id has failed; None if it has not."""
+    out = world.native.ffi.new("char[]", _TEXT)
+    return world.native.text(out) if world.native.lib.jc_world_gpu_failed(world.handle, group, out, _TEXT) else None
+
+
+def failures(world: World, groups: Iterable[tuple[int, ...]]) -> list[dict[str, Any]]:
+    """The communicators among `groups` whose GPU side has failed: their devices, and why."""
+    native, out = world.native, list[dict[str, Any]]()
+    for group in groups:
+        why = failure(world, int(native.lib.jc_group_id(native.int64s(group), len(group))))
+        if why is not None:
+            out.append({"devices": list(group), "failed": why})
+    return out
+
+
+def renew(world: World, sets: Iterable[tuple[tuple[int, ...], int]]) -> None:
+    """Makes failed communicators anew and connects their sets' tables. Every process of them must come here.
+
+    sets: (devices, set key) of all schedule sets, in the order in which they were made.
+    """
+    known = list(sets)
+    failed = {tuple(row["devices"]) for row in failures(world, dict.fromkeys(group for group, _ in known))}
+    for group, key in known:
+        if group in failed:
+            connect(world, group, key)

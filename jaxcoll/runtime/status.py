@@ -6,7 +6,7 @@ from typing import Any
 
 import jaxcoll.runtime as runtime
 from jaxcoll import config
-from jaxcoll.runtime import loop, world
+from jaxcoll.runtime import gpu, loop, world
 from jaxcoll.steering import policy as policies
 from jaxcoll.version import __version__
 
@@ -34,10 +34,14 @@ def tune(policy: str = "jaxcoll", **params: Any) -> None:
 def status() -> dict[str, Any]:
     """What jaxcoll does in this process, as plain data (numbers, texts, lists, dicts).
 
+    "gpu" names the communicators whose GPU side has failed ("devices", "failed": why) as soon as that is known: XLA
+    hears of it at the next call, since a GPU handler returns long before its work is done.
+
     "tuner" holds its `policy`, `state`, and how many `swaps` and `reverts` are done; in process 0, which leads, also
     "sets" (one a communicator, collective and size class, with its times) and the last "decisions" with their reasons.
     """
     out: dict[str, Any] = {"version": __version__, "process": None, "processes": None, "links": {}, "sets": []}
+    out["gpu"] = []
     out["tuner"] = {"policy": None, "state": "off", "leads": False, "swaps": 0, "reverts": 0}
     w = world.running()
     if w is None:
@@ -54,6 +58,8 @@ def status() -> dict[str, Any]:
         }
         for info in runtime.get_sets().all()
     ]
+    if gpu.running() is not None:
+        out["gpu"] = gpu.failures(w, dict.fromkeys(info.devices for info in runtime.get_sets().all()))
     running = loop.current()
     if running is not None:
         out["tuner"] = running.status()

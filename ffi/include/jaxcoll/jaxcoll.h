@@ -128,6 +128,8 @@ void jc_gpu_fail(jc_gpu_team* team, const char* why);   /* another process has f
 int jc_world_gpu_join(jc_world* w, jc_gpu* gpu, const jc_gpu_options* options, const int64_t* devices, int ranks,
                       const int* ordinals, int count, const uint8_t* unique_id);
 int jc_world_gpu_connect(jc_world* w, uint64_t group, int64_t set_key); /* returns how many communicators were made */
+/* Whether a communicator's GPU side has failed (1); why, into `out`. Joining again, with a new id, makes a new one. */
+int jc_world_gpu_failed(jc_world* w, uint64_t group, char* out, int64_t size);
 int jc_world_gpu_enqueue(jc_world* w, int64_t device, int64_t launch, int32_t kind, int32_t reduce, int32_t dtype,
                          int64_t site, int64_t set_key, const int64_t* devices, int32_t group_size, int32_t groups,
                          int leaves, void* const* inputs, void* const* outputs, const int64_t* counts, void* stream);

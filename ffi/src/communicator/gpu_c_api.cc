@@ -1,4 +1,5 @@
 // The C interface of the GPU side.
+#include <cstdio>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -181,6 +182,13 @@ int jc_world_gpu_join(jc_world* w, jc_gpu* g, const jc_gpu_options* o, const int
 int jc_world_gpu_connect(jc_world* w, uint64_t group, int64_t set_key) {
   int made = 0;
   return Report(jaxcoll::WorldOf(w)->ConnectGpu(group, set_key, &made)) == 0 ? made : -1;
+}
+
+int jc_world_gpu_failed(jc_world* w, uint64_t group, char* out, int64_t size) {
+  std::string why;
+  if (!jaxcoll::WorldOf(w)->GpuFailed(group, &why)) return 0;
+  if (size > 0) snprintf(out, static_cast<size_t>(size), "%s", why.c_str());
+  return 1;
 }
 
 int jc_world_gpu_enqueue(jc_world* w, int64_t device, int64_t launch, int32_t kind, int32_t reduce, int32_t dtype,

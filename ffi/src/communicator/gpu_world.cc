@@ -1,7 +1,10 @@
 // The world's GPU side: which communicators have joined NCCL, and how a call is enqueued.
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
+#include <cstring>
 #include <mutex>
+#include <utility>
 
 #include "communicator/world.h"
 
@@ -9,6 +12,18 @@ namespace jaxcoll {
 namespace {
 
 constexpr int kDeviceToDevice = 3;
+constexpr size_t kFailuresKept = 256;
+
+// Equal in all processes of a communicator, and another one each time that it is made anew.
+int64_t Generation(const gpu::UniqueId& id) {
+  uint64_t h = 0;
+  for (size_t i = 0; i < sizeof(id.bytes); i += sizeof(h)) {
+    uint64_t part = 0;
+    memcpy(&part, id.bytes + i, sizeof(part));
+    h = Mix64(h ^ part);
+  }
+  return static_cast<int64_t>(h);
+}
 
 }  // namespace
 
@@ -27,13 +42,78 @@ Status World::JoinGpu(std::shared_ptr<gpu::Runtime> runtime, const gpu::Options&
   // Without the lock: this waits for the other processes.
   auto team = std::make_shared<gpu::Team>(runtime->api, &runtime->kernels, &runtime->monitor, options, member.group->id,
                                           member.group->name, static_cast<int>(ranks));
-  JC_RETURN_IF_ERROR(team->Join(member.local_ranks, ordinals, id));
+  Joined joined{team, member.group, Generation(id)};
+  team->OnFailure([this, group = member.group, generation = joined.generation](const std::string& why, bool tell) {
+    if (options_.log) options_.log("the GPU side of " + group->name + " has failed: " + why);
+    if (tell) TellTeamFailed(*group, generation, why);
+  });
+  std::string failed;
+  {
+    std::lock_guard<std::mutex> lock(mu_);
+    runtimes_.push_back(runtime);  // outlives the team
+    joined_.push_back(joined);
+    if (auto it = failed_before_.find(joined.generation); it != failed_before_.end()) failed = it->second;
+  }
+  if (!failed.empty()) team->Fail(failed, false);
+  Status status = team->Join(member.local_ranks, ordinals, id);
   std::shared_ptr<gpu::Team> old;  // ends outside the lock
   std::lock_guard<std::mutex> lock(mu_);
-  runtimes_.push_back(std::move(runtime));
+  auto gone = [&](const Joined& j) {
+    return j.group->id == member.group->id && (j.team == team ? !status.ok() : j.team->failed());
+  };
+  joined_.erase(std::remove_if(joined_.begin(), joined_.end(), gone), joined_.end());
+  if (!status.ok()) return status;
   for (size_t i = 0; i < ordinals.size(); ++i) device_of_ordinal_[ordinals[i]] = devices[member.local_ranks[i]];
   old = std::exchange(teams_[member.group->id], std::move(team));
   return {};
+}
+
+void World::TellTeamFailed(const Group& group, int64_t generation, const std::string& why) {
+  std::vector<int> told{me_};
+  for (int p : group.process) {
+    if (std::find(told.begin(), told.end(), p) != told.end()) continue;
+    told.push_back(p);
+    Link* link = life_lines_[static_cast<size_t>(p)] != nullptr ? life_lines_[static_cast<size_t>(p)]
+                                                                : links_[static_cast<size_t>(p)];
+    Header h;
+    h.type = MessageType::kTeamFailed;
+    h.key.comm = group.id;
+    h.key.launch = generation;
+    Span text{why.data(), std::min<size_t>(why.size(), kMaxReason)};
+    if (link != nullptr) link->Send(h, &text, 1);
+  }
+}
+
+void World::TeamFailed(const OpKey& key, const std::string& why) {
+  std::shared_ptr<gpu::Team> team;
+  {
+    std::lock_guard<std::mutex> lock(mu_);
+    for (const Joined& j : joined_)
+      if (j.generation == key.launch) team = j.team;
+    if (team == nullptr && failed_before_.size() < kFailuresKept) failed_before_[key.launch] = why;
+  }
+  if (team != nullptr) team->Fail(why, false);
+}
+
+void World::ProcessLost(int process, const std::string& why) {
+  std::vector<std::pair<std::shared_ptr<gpu::Team>, int>> losers;
+  {
+    std::lock_guard<std::mutex> lock(mu_);
+    for (const Joined& j : joined_) {
+      const std::vector<int>& of = j.group->process;
+      auto rank = std::find(of.begin(), of.end(), process);
+      if (rank != of.end()) losers.emplace_back(j.team, static_cast<int>(rank - of.begin()));
+    }
+  }
+  for (const auto& [team, rank] : losers) team->Lose(Format("rank %d is lost (%s)", rank, why.c_str()));
+}
+
+bool World::GpuFailed(uint64_t group, std::string* why) {
+  std::lock_guard<std::mutex> lock(mu_);
+  auto it = teams_.find(group);
+  if (it == teams_.end() || !it->second->failed()) return false;
+  *why = it->second->failure();
+  return true;
 }
 
 Status World::ConnectGpu(uint64_t group, int64_t set_key, int* made) {

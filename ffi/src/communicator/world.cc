@@ -20,7 +20,11 @@ uint64_t GroupId(const int64_t* devices, size_t count) {
 }
 
 World::World(EngineOptions options, int processes, int me)
-    : options_(std::move(options)), processes_(processes), me_(me), links_(static_cast<size_t>(processes)) {}
+    : options_(std::move(options)),
+      processes_(processes),
+      me_(me),
+      links_(static_cast<size_t>(processes)),
+      life_lines_(static_cast<size_t>(processes)) {}
 
 World::~World() { Stop(); }
 
@@ -61,6 +65,7 @@ Status World::AddTcpPeer(int process, const std::vector<int>& fds, bool carries_
   std::unique_ptr<TcpLink> link;
   JC_RETURN_IF_ERROR(tcp_->AddPeer(process, fds, carries_data, &link));
   if (carries_data) links_[static_cast<size_t>(process)] = link.get();
+  life_lines_[static_cast<size_t>(process)] = link.get();
   owned_links_.push_back(std::move(link));
   return {};
 }
@@ -79,6 +84,8 @@ Status World::Start() {
   started_ = true;
   EngineOptions options = options_;
   options.on_tick = [this] { ExpireWaiting(NowNs() - options_.timeout_ns); };
+  options.on_team_failed = [this](const OpKey& key, const std::string& why) { TeamFailed(key, why); };
+  options.on_lost = [this](int process, const std::string& why) { ProcessLost(process, why); };
   engine_ = std::make_unique<Engine>(std::move(options), me_, links_);
   if (shm_ != nullptr) engine_->AddPollable(shm_.get());
   if (tcp_ != nullptr) engine_->AddPollable(tcp_.get());

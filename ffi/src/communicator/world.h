@@ -66,6 +66,8 @@ class World {
   Status JoinGpu(std::shared_ptr<gpu::Runtime> runtime, const gpu::Options& options, const int64_t* devices,
                  size_t ranks, const std::vector<int>& ordinals, const gpu::UniqueId& id);
   Status ConnectGpu(uint64_t group, int64_t set_key, int* made);
+  // Whether a communicator's GPU side has failed, and why; false also where it has none.
+  bool GpuFailed(uint64_t group, std::string* why);
   // Enqueues a call behind `stream`; returns when it is enqueued. It waits only for the verdict on a proposed table,
   // which is the host's.
   Status ExecuteGpu(Call call, gpu::Stream stream, const gpu::Team::Allocate& allocate);
@@ -95,6 +97,15 @@ class World {
     bool wide = false;
     bool alone = false;  // in its group: what it has is the result; nothing else is set
   };
+  // The GPU side of a communicator; `generation` tells those apart that followed each other, in all processes alike.
+  struct Joined {
+    std::shared_ptr<gpu::Team> team;
+    std::shared_ptr<const Group> group;
+    int64_t generation = 0;
+  };
+  void TellTeamFailed(const Group& group, int64_t generation, const std::string& why);
+  void TeamFailed(const OpKey& key, const std::string& why);  // another process says so
+  void ProcessLost(int process, const std::string& why);
   Status Prepare(const Call& call, Prepared* out);
   std::string NoVerdict(const OpRequest& request) const;
   void ExpireWaiting(int64_t since_ns);
@@ -109,8 +120,8 @@ class World {
   std::unordered_map<int64_t, int> process_of_device_;
   std::unique_ptr<ShmTransport> shm_;
   std::unique_ptr<TcpTransport> tcp_;
-  std::vector<std::unique_ptr<Link>> owned_links_, life_lines_;
-  std::vector<Link*> links_;
+  std::vector<std::unique_ptr<Link>> owned_links_;
+  std::vector<Link*> links_, life_lines_;  // [process]; life lines are read whatever the engine does
   FakeNetwork* fake_ = nullptr;
   std::unique_ptr<Engine> engine_;
 
@@ -121,6 +132,9 @@ class World {
   std::unordered_map<uint64_t, Counter> counters_;
   std::vector<std::shared_ptr<gpu::Runtime>> runtimes_;  // outlive the teams
   std::unordered_map<uint64_t, std::shared_ptr<gpu::Team>> teams_;
+  std::vector<Joined> joined_;  // all that are in use or being made
+  // Failures that were heard of before this process came to join, by generation.
+  std::unordered_map<int64_t, std::string> failed_before_;
   std::unordered_map<int, int64_t> device_of_ordinal_;
 };
 

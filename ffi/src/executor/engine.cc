@@ -11,7 +11,6 @@ namespace {
 // What peers may send ahead of operations that this process has not begun.
 constexpr size_t kMaxEarlyBytes = size_t{256} << 20;
 constexpr size_t kMaxAborted = 4096;
-constexpr size_t kMaxReason = 4096;  // bytes of text in an abort
 constexpr size_t kRecordCapacity = size_t{1} << 14;
 constexpr size_t kHelpFrom = size_t{128} << 10;  // bytes of a task from which waking another thread pays
 constexpr int kYields = 4;
@@ -286,6 +285,11 @@ void Engine::SetRecordSink(std::function<void()> wake, size_t threshold) {
 }
 
 void Engine::OnMessage(Link* link, const Header& header, const void* payload) {
+  if (header.type == MessageType::kTeamFailed) {
+    std::string why(static_cast<const char*>(payload), std::min<size_t>(header.payload, kMaxReason));
+    if (options_.on_team_failed) options_.on_team_failed(header.key, why);
+    return;
+  }
   std::unique_lock<std::mutex> lock(mu_);
   Dispatch(link, header, payload);
 }

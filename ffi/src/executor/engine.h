@@ -38,7 +38,11 @@ struct EngineOptions {
   size_t lane_bytes = size_t{512} << 10;    // a chunk is cut into lanes of about this size
   size_t landing_bytes = size_t{16} << 20;  // push links: memory for what has arrived and not been reduced
   std::function<void(const std::string&)> log;
-  std::function<void()> on_tick;  // called by every Tick(), without the mutex
+  // Called without the mutex: by every Tick(); when a peer says that a communicator's GPU side has failed; when a
+  // process is lost.
+  std::function<void()> on_tick;
+  std::function<void(const OpKey& team, const std::string& why)> on_team_failed;
+  std::function<void(int process, const std::string& why)> on_lost;
 };
 
 class Engine : public LinkSink {
@@ -131,6 +135,7 @@ class Engine : public LinkSink {
   const Early* FindDisagreement(const Execution& e) const;
   // The parts of Tick(), under mu_.
   void NoticeLosses(int64_t now);
+  void ReportLosses(std::unique_lock<std::mutex>& lock);  // to on_lost; gives the mutex up meanwhile
   void TellWaiting(int64_t now);
   void GiveVerdicts(int64_t now);
   void DropStale(int64_t now);
@@ -141,6 +146,7 @@ class Engine : public LinkSink {
   std::vector<Pollable*> pollables_;
   std::vector<std::string> lost_;  // [process] why it is gone, empty while it lives
   bool any_lost_ = false;
+  std::vector<int> unreported_;  // lost processes that on_lost hasn't heard of
   struct Closing {
     int64_t since_ns = 0;
     std::string why;

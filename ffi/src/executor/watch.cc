@@ -35,6 +35,17 @@ void Engine::Tick() {
   DropStale(now);
   RunTasks(lock);
   FlushFinished(lock);
+  ReportLosses(lock);
+}
+
+void Engine::ReportLosses(std::unique_lock<std::mutex>& lock) {
+  std::vector<std::pair<int, std::string>> losses;
+  for (int p : unreported_) losses.emplace_back(p, lost_[static_cast<size_t>(p)]);
+  unreported_.clear();
+  if (losses.empty() || !options_.on_lost) return;
+  lock.unlock();
+  for (const auto& [process, why] : losses) options_.on_lost(process, why);
+  lock.lock();
 }
 
 // Before the deadline everybody hears whom the others wait for, so that the verdict names the rank that holds up all.
@@ -138,6 +149,7 @@ void Engine::OnLinkDown(Link* link, const std::string& why) {
   if (options_.threads) return;  // the watch thread gives the verdict
   ProcessLost(link->process(), why);
   FlushFinished(lock);
+  ReportLosses(lock);
 }
 
 void Engine::NoticeLosses(int64_t now) {
@@ -151,6 +163,7 @@ void Engine::ProcessLost(int process, const std::string& why) {
   if (!lost.empty()) return;
   lost = why;
   any_lost_ = true;
+  unreported_.push_back(process);
   std::vector<std::pair<OpKey, std::string>> failing;
   for (auto& [key, e] : open_) {
     // A process that left in order has served all its operations: these may end without it. Who is not served tells the

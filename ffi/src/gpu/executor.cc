@@ -396,6 +396,7 @@ Status Team::Enqueue(const OpRequest& request, std::shared_ptr<const LaunchPlan>
                      const Allocate& allocate) {
   Member* m = member(request.rank);
   if (m == nullptr) return Status::Error(Format("rank %d of %s is not in this process", request.rank, name_.c_str()));
+  if (std::string gone = lost(); !failed() && !gone.empty()) Fail(gone);
   if (failed()) return FailureStatus(request.rank);
   Status status;
   {

@@ -132,27 +132,37 @@ bool Monitor::Over(InFlight* e, int64_t now, Status* status) {
   return false;
 }
 
-Status Monitor::TimedOut(const InFlight& e) const {
+std::string Monitor::Place(const InFlight& e) const {
   const Program& program = *e.plan->plan->program;
-  std::string where = "its last copies";
-  uint32_t total = e.plan->num_flows;
-  // In the order in which they were enqueued, the first that is not over is the one that all others wait for.
-  for (uint32_t wave = 0, found = 0; found == 0 && wave < e.plan->steps.size() + e.lanes; ++wave)
-    for (uint32_t lane = 0; found == 0 && lane < e.lanes && lane <= wave; ++lane) {
+  for (uint32_t wave = 0; wave < e.plan->steps.size() + e.lanes; ++wave)
+    for (uint32_t lane = 0; lane < e.lanes && lane <= wave; ++lane) {
       if (wave - lane >= e.plan->steps.size()) continue;
       for (const Flow& f : e.plan->steps[wave - lane].flows) {
-        if (f.mark >= total || api_->cudaEventQuery(e.at(e.mark(lane, f.mark))) == 0) continue;
+        if (api_->cudaEventQuery(e.at(e.mark(lane, f.mark))) == 0) continue;
         const Edge& edge = program.edges[f.edge];
-        int rank = e.rank, from = f.send ? rank : f.peer, to = f.send ? f.peer : rank;
-        where = Format("step %d, edge %d->%d of graph %u, lane %u", edge.step, from, to, edge.graph, lane);
-        found = 1;
-        break;
+        int from = f.send ? e.rank : f.peer, to = f.send ? f.peer : e.rank;
+        return Format("step %d, edge %d->%d of graph %u, lane %u", edge.step, from, to, edge.graph, lane);
       }
     }
+  return "its last copies";
+}
+
+std::string Monitor::PlaceOf(const Team* team, int rank) {
+  std::lock_guard<std::mutex> lock(mu_);
+  for (const InFlight& e : under_way_)
+    if (e.team == team && (rank < 0 || e.rank == rank))
+      return Format("%s (call %u, launch %lld) of rank %d waits at %s", KindName(e.plan->plan->program->kind),
+                    static_cast<unsigned>(e.key.site & 0xffffffffu), static_cast<long long>(e.key.launch), e.rank,
+                    Place(e).c_str());
+  return "";
+}
+
+Status Monitor::TimedOut(const InFlight& e) const {
+  const Program& program = *e.plan->plan->program;
   return Status::Error(Format(
       "%s (call %u, launch %lld) of rank %d in %s has not ended within %.1f s (JAXCOLL_TIMEOUT): it waits at %s",
       KindName(program.kind), static_cast<unsigned>(e.key.site & 0xffffffffu), static_cast<long long>(e.key.launch),
-      e.rank, e.team->name().c_str(), static_cast<double>(e.team->options().timeout_ns) * 1e-9, where.c_str()));
+      e.rank, e.team->name().c_str(), static_cast<double>(e.team->options().timeout_ns) * 1e-9, Place(e).c_str()));
 }
 
 void Monitor::CheckTeams(int64_t now) {
@@ -164,8 +174,14 @@ void Monitor::CheckTeams(int64_t now) {
     teams = teams_;
   }
   for (Team* team : teams) {
+    auto fail = [&](const std::string& why) {
+      std::string place = PlaceOf(team, -1);
+      team->Fail(place.empty() ? why : why + "; " + place);
+    };
     if (poll && !team->failed())
-      if (Status s = team->PollAsyncErrors(); !s.ok()) team->Fail(s.message());
+      if (Status s = team->PollAsyncErrors(); !s.ok()) fail(s.message());
+    if (team->under_way > 0 && !team->failed())
+      if (std::string gone = team->lost(); !gone.empty()) fail(gone);
     if (!team->failed() || std::find(aborted_.begin(), aborted_.end(), team) != aborted_.end()) continue;
     team->AbortAll();
     std::lock_guard<std::mutex> lock(mu_);

@@ -37,6 +37,10 @@ class Monitor {
   bool Over(InFlight* e, int64_t now, Status* status);
   void AddRecords(const InFlight& e);
   Status TimedOut(const InFlight& e) const;
+  // What an execution waits at: the first flow, in the order of enqueueing, that is not over.
+  std::string Place(const InFlight& e) const;
+  // The same of a team's oldest execution of `rank` (-1: of any), for messages; empty: none is under way.
+  std::string PlaceOf(const Team* team, int rank);
 
   const std::shared_ptr<const Api> api_;
   RecordBuffer* const records_;

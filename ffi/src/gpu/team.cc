@@ -232,15 +232,28 @@ void Team::ReturnEvents(int rank, std::unique_ptr<EventSet> set) {
   m->free_events.push_back(std::move(set));
 }
 
-void Team::Fail(const std::string& why) {
+void Team::Fail(const std::string& why, bool tell) {
   {
     std::lock_guard<std::mutex> lock(failure_mu_);
     if (failed()) return;
     failure_ = why;
     failed_.store(true, std::memory_order_release);
   }
-  if (tell_) tell_(why);
+  if (tell_) tell_(why, tell);
   monitor_->Wake();
+}
+
+void Team::Lose(const std::string& why) {
+  {
+    std::lock_guard<std::mutex> lock(failure_mu_);
+    if (lost_.empty()) lost_ = why;
+  }
+  monitor_->Wake();
+}
+
+std::string Team::lost() {
+  std::lock_guard<std::mutex> lock(failure_mu_);
+  return lost_;
 }
 
 std::string Team::failure() {
@@ -249,9 +262,10 @@ std::string Team::failure() {
 }
 
 Status Team::FailureStatus(int rank) {
-  return Status::Error(Format(
-      "rank %d of %s can't go on, its communicator has failed: %s. Nothing more runs on it; a new one can be made",
-      rank, name_.c_str(), failure().c_str()));
+  return Status::Error(
+      Format("rank %d of %s can't go on, its communicator has failed: %s. Nothing more runs on it; jaxcoll.init(), "
+             "called in every process, makes a new one",
+             rank, name_.c_str(), failure().c_str()));
 }
 
 Status Team::PollAsyncErrors() {

@@ -109,15 +109,19 @@ class Team {
   Status Enqueue(const OpRequest& request, std::shared_ptr<const LaunchPlan> plan, Stream main,
                  const Allocate& allocate);
 
-  // The first failure wins; all communicators of local ranks are aborted by the monitor. `tell` spreads it to the other
-  // processes.
-  void Fail(const std::string& why);
-  void OnFailure(std::function<void(const std::string&)> tell) { tell_ = std::move(tell); }
+  // The first failure wins; all communicators of local ranks are aborted by the monitor. `tell` hears of it, unless
+  // it came from there.
+  void Fail(const std::string& why, bool tell = true);
+  void OnFailure(std::function<void(const std::string&, bool tell)> tell) { tell_ = std::move(tell); }
+  // A process of this communicator is gone: what is under way fails, with the place where it waits, and so does what
+  // comes later.
+  void Lose(const std::string& why);
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   std::string failure();
   Status FailureStatus(int rank);
   void AbortAll();           // the monitor's
   Status PollAsyncErrors();  // the monitor's
+  std::string lost();        // what Lose() has said; empty: nothing
 
   std::shared_ptr<const LaunchPlan> PlanFor(const std::shared_ptr<const Plan>& plan);
   void ReturnEvents(int rank, std::unique_ptr<EventSet> set);
@@ -154,8 +158,8 @@ class Team {
 
   std::atomic<bool> failed_{false};
   std::mutex failure_mu_;
-  std::string failure_;
-  std::function<void(const std::string&)> tell_;
+  std::string failure_, lost_;
+  std::function<void(const std::string&, bool)> tell_;
 
   std::mutex plans_mu_;
   std::unordered_map<const Plan*, std::shared_ptr<const LaunchPlan>> plans_;

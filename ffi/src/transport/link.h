@@ -27,6 +27,7 @@ enum class MessageType : uint8_t {
   kAbort = 6,    // payload: why; the execution fails on every rank
   kGoodbye = 7,  // the process leaves in order
   kWaiting = 9,  // `transfer`: the rank that the sender waits for; the operation is late
+  kTeamFailed = 10,  // payload: why; all of communicator key.comm's GPU side, of the generation key.launch, has failed
 };
 
 // Which execution of which call site of which communicator: equal on all ranks.
@@ -57,6 +58,7 @@ struct Header {
 };
 static_assert(sizeof(Header) == 80, "one layout on both ends");
 
+constexpr size_t kMaxReason = 4096;  // bytes of text in kAbort and kTeamFailed
 constexpr size_t kMaxPayload =
     size_t{1} << 20;  // no message is larger; a frame that claims more is an attack or a fault
 
