@@ -67,6 +67,7 @@ class Drain:
         self._patience = _PATIENCE_S
         self._dropped = [0, 0]  # of the CPU's, of the GPU's
         self._gpu: Any = None
+        self._stride = 1
         self.batches = self.records = 0
         ffi = world.native.ffi
         self._buffer = ffi.new("uint8_t[]", BATCH * RECORD_SIZE)
@@ -93,6 +94,7 @@ class Drain:
         if self._gpu is None and gpu.running() is not None and not self._stopping:  # they join at the first lowering
             self._gpu = gpu.running()
             self._notify(self._wake)
+            self.sample(self._stride)
         lib = self._world.native.lib
         total = self._empty(0, lib.jc_records_drain, self._world.handle)
         return total if self._gpu is None else total + self._empty(1, lib.jc_gpu_records_drain, self._gpu)
@@ -120,7 +122,10 @@ class Drain:
 
     def sample(self, stride: int) -> None:
         """Has one execution in `stride` recorded from now on, the same ones in every process."""
+        self._stride = stride
         self._world.native.lib.jc_records_sample(self._world.handle, stride)
+        if self._gpu is not None:
+            self._world.native.lib.jc_gpu_records_sample(self._gpu, stride)
         self._patience = _PATIENCE_S if stride <= 1 else _SAMPLED_S
 
     def _run(self) -> None:

@@ -134,6 +134,7 @@ int jc_world_gpu_enqueue(jc_world* w, int64_t device, int64_t launch, int32_t ki
                          int64_t site, int64_t set_key, const int64_t* devices, int32_t group_size, int32_t groups,
                          int leaves, void* const* inputs, void* const* outputs, const int64_t* counts, void* stream);
 int64_t jc_gpu_records_drain(jc_gpu* gpu, void* out, int64_t max, uint64_t* dropped);
+void jc_gpu_records_sample(jc_gpu* gpu, uint32_t stride);
 void jc_gpu_records_notify(jc_gpu* gpu, void (*wake)(void*), void* arg, int64_t threshold);
 const char* jc_gpu_combine_source(void); /* the text of the reduction kernel */
 

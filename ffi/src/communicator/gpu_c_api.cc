@@ -204,6 +204,8 @@ int64_t jc_gpu_records_drain(jc_gpu* g, void* out, int64_t max, uint64_t* droppe
       g->runtime->records.DrainTo(static_cast<jaxcoll::Record*>(out), static_cast<size_t>(max), dropped));
 }
 
+void jc_gpu_records_sample(jc_gpu* g, uint32_t stride) { g->runtime->monitor.set_record_stride(stride); }
+
 void jc_gpu_records_notify(jc_gpu* g, void (*wake)(void*), void* arg, int64_t threshold) {
   std::function<void()> f;
   if (wake != nullptr) f = [wake, arg] { wake(arg); };

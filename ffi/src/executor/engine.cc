@@ -440,10 +440,7 @@ void Engine::FailKey(const OpKey& key, const std::string& why, const Execution* 
 }
 
 bool Engine::Recorded(const OpKey& key) const {
-  uint32_t stride = record_stride_.load(std::memory_order_relaxed);
-  if (stride <= 1) return true;
-  uint64_t mixed = (static_cast<uint64_t>(key.launch) * 1000003 + key.index) * 0x9E3779B97F4A7C15ull;
-  return (mixed >> 33) % stride == 0;
+  return Sampled(key.launch, key.index, record_stride_.load(std::memory_order_relaxed));
 }
 
 void Engine::Retire(Execution* e) {

@@ -34,7 +34,7 @@ class Enqueuer {
     e_.rank = member->rank;
     e_.key = request.key;
     e_.plan = std::move(plan);
-    e_.record = team->options_.record;
+    e_.record = team->options_.record && team->monitor_->Recorded(request.key);
     element_ = ElementSize(request.dtype);
     int64_t n = request.input.leaves.empty() ? request.output.block_elements : request.input.block_elements;
     for (uint32_t c = 0; c < program_.chunks.size(); ++c) ranges_.push_back(program_.ChunkRange(c, n));

@@ -3,6 +3,7 @@
 #ifndef JAXCOLL_GPU_MONITOR_H_
 #define JAXCOLL_GPU_MONITOR_H_
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -28,6 +29,9 @@ class Monitor {
   // Afterwards nothing here knows the team; its executions still under way are forgotten.
   void Remove(Team* team);
   void Track(InFlight execution);
+  // Records one execution in `stride`, the same ones on every rank.
+  void set_record_stride(uint32_t stride) { record_stride_ = stride; }
+  bool Recorded(const OpKey& key) const { return Sampled(key.launch, key.index, record_stride_); }
   void Wake();
 
  private:
@@ -50,6 +54,7 @@ class Monitor {
   std::condition_variable cv_;
   std::vector<Team*> teams_, aborted_;
   std::list<InFlight> under_way_;
+  std::atomic<uint32_t> record_stride_{1};
   bool woken_ = false, stopping_ = false;
   int64_t polled_ns_ = 0;
   std::thread thread_;

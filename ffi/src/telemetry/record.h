@@ -26,6 +26,13 @@ static_assert(sizeof(Record) == 80, "the Python side reads this layout");
 constexpr uint8_t kUnsplit = 2;   // raw: transfer_ns holds the wait for the other end too
 constexpr uint8_t kTogether = 4;  // beside it: the edge ran with others of its step in one call, whose span this is
 
+// Whether an execution is recorded where one in `stride` is: the same ones on every rank.
+inline bool Sampled(int64_t launch, uint32_t index, uint32_t stride) {
+  if (stride <= 1) return true;
+  uint64_t mixed = (static_cast<uint64_t>(launch) * 1000003 + index) * 0x9E3779B97F4A7C15ull;
+  return (mixed >> 33) % stride == 0;
+}
+
 // Many writers, one drainer; when it is full new records are counted and dropped, never waited for. The ring is made
 // and touched once: a buffer that grew would cost the collectives a page fault every few executions.
 class RecordBuffer {
