@@ -10,7 +10,6 @@ import dataclasses
 import logging
 import math
 import os
-import pickle
 import select
 import socket
 import subprocess
@@ -25,6 +24,7 @@ from typing import Any
 from jaxcoll.runtime.control import LeaderEnd, Message
 from jaxcoll.runtime.job import Job, Store
 from jaxcoll.runtime.swap import CANCEL, COMMIT, Place, points_behind, settle, verdict_key
+from jaxcoll.steering import wire
 from jaxcoll.steering.board import Board
 
 log = logging.getLogger("jaxcoll")
@@ -88,7 +88,7 @@ class BrainProcess:
 
     def tell(self, *message: Any) -> None:
         """Sends a message; OSError if the brain is gone."""
-        self._connection.send_bytes(pickle.dumps(message))
+        self._connection.send_bytes(wire.pack(message))
 
     def offer(self, *message: Any) -> bool:
         """Sends a message unless the brain is behind with reading. Returns whether it did."""
@@ -97,11 +97,11 @@ class BrainProcess:
             self.tell(*message)
         return bool(ready)
 
-    def heard(self) -> list[tuple[Any, ...]]:
+    def heard(self) -> list[list[Any]]:
         """What it has said. EOFError if it is gone."""
-        out: list[tuple[Any, ...]] = []
+        out: list[list[Any]] = []
         while self._connection.poll(0):
-            out.append(pickle.loads(self._connection.recv_bytes()))
+            out.append(wire.unpack(self._connection.recv_bytes()))
         return out
 
     def close(self) -> None:
@@ -250,7 +250,7 @@ class Leader:
 
     def _attempt(self, question: Mapping[str, Any], margin: int) -> Swap:
         self._attempts += 1
-        processes: tuple[int, ...] = question["processes"]
+        processes: Sequence[int] = question["processes"]
         attempt = f"{self._attempts}.{question['version']}"
         about: Message = {"attempt": attempt, "set": list(question["set"])}
         about |= {"version": question["version"], "program": question["program"]}

@@ -1,8 +1,8 @@
 """The leader's thinking, in a process of its own: records in, decisions out.
 
-Speaks with the leader's thread over one connection, in pickled tuples of plain data whose first element says what they
-are. In: ("start", settings), ("set", set id, announcement, processes, hosts), ("records", set id, dropped, bytes),
-("outcome", plain dict). Out: ("decision", dict), ("status", dict), ("stride", n).
+Speaks with the leader's thread over one connection (see `wire`); the first element of a message says what it is.
+In: ("start", settings), ("set", set id, announcement, processes, hosts), ("records", set id, dropped, bytes),
+("outcome", dict). Out: ("decision", dict), ("status", dict), ("stride", n), ("warning", text).
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import collections
 import logging
 import os
-import pickle
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from jaxcoll.errors import JaxcollError
-from jaxcoll.steering import policy
+from jaxcoll.steering import policy, wire
 from jaxcoll.steering.runlog import RunLog
 from jaxcoll.steering.tuned import SetId, Tuned
 from jaxcoll.telemetry import Epoch, Store, as_records
@@ -26,7 +25,9 @@ from jaxcoll.tuner import Decision
 
 log = logging.getLogger("jaxcoll")
 
-REST = 7.0  # after thinking for a second, it thinks of nothing for so many: at most an eighth of a core is used
+# After thinking for a second it thinks of nothing for so many: an eighth of a core is used at most. While something
+# moves it hurries: a look at the edges of `direct` on eight ranks can take most of a second; seven of rest are batches lost.
+REST, _HURRIED_REST = 7.0, 1.0
 _LIMIT_PER_S = 4_000  # records; above it epochs are sampled: a policy looks at a few dozen a second at most
 _CALM_PER_S = 800  # the same while all epochs are alike
 _KEPT = 100_000  # records
@@ -51,13 +52,13 @@ class Brain:
         self._came, self._stride, self._counted_at = 0, 1, time.monotonic()
         self.history: collections.deque[dict[str, Any]] = collections.deque(maxlen=200)
 
-    def take(self, message: tuple[Any, ...]) -> Out:
+    def take(self, message: Sequence[Any]) -> Out:
         """Handles one message from the leader."""
         match message:
             case ("set", set_id, announced, processes, hosts):
-                return self._announced(set_id, announced, processes, hosts)
+                return self._announced(tuple(set_id), announced, processes, hosts)
             case ("records", set_id, dropped, data):
-                return self._push(set_id, dropped, data)
+                return self._push(tuple(set_id), dropped, data)
             case ("outcome", outcome):
                 self._outcome(outcome)
             case _:
@@ -114,7 +115,8 @@ class Brain:
                     break
                 began = time.thread_time()
                 out = self._feed(tuned, epoch)
-                self._rest_until = time.monotonic() + self._rest * (time.thread_time() - began)
+                rest = self._rest if self.calm else min(self._rest, _HURRIED_REST)
+                self._rest_until = time.monotonic() + rest * (time.thread_time() - began)
                 if out:
                     return out
         return []
@@ -184,7 +186,7 @@ class Brain:
 
 def serve(connection: Connection) -> None:
     """Until the leader hangs up."""
-    kind, settings = pickle.loads(connection.recv_bytes())
+    kind, settings = wire.unpack(connection.recv_bytes())
     assert kind == "start"
     logging.basicConfig(level=settings["log"].upper(), format="jaxcoll: %(message)s")
     run_log = RunLog(settings["run_log"])
@@ -197,7 +199,7 @@ def serve(connection: Connection) -> None:
             for _ in range(_MESSAGES):
                 if not more:
                     break
-                out += brain.take(pickle.loads(connection.recv_bytes()))
+                out += brain.take(wire.unpack(connection.recv_bytes()))
                 more = connection.poll(0)
             out += brain.think()
             now = time.monotonic()
@@ -205,7 +207,7 @@ def serve(connection: Connection) -> None:
                 told, decided = now, len(brain.history)
                 out.append(("status", brain.status()))
             for message in out:
-                connection.send_bytes(pickle.dumps(message))
+                connection.send_bytes(wire.pack(message))
     except (EOFError, ConnectionError):
         return
     finally:

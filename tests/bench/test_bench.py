@@ -108,7 +108,11 @@ def test_help_teaches(capsys: pytest.CaptureFixture[str]):
 
 def test_wrong_values_fail_the_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     def ask(self: groups.Group, timeout: float, **message: Any) -> list[dict[str, Any]]:
-        answers = {"prepare": {"nwrong": 2, "extra_bytes": None, "seconds": []}, "time": {"seconds": [1e-3]}, "drop": {}}
+        answers = {
+            "prepare": {"nwrong": 2, "extra_bytes": None, "seconds": []},
+            "time": {"seconds": [1e-3]},
+            "drop": {},
+        }
         return [answers[message["do"]]]
 
     monkeypatch.setattr(groups.Group, "ask", ask)
