@@ -32,7 +32,8 @@ from jaxcoll.testbed.ranks import HostRanks
 
 HOSTS, STRANGERS, VICTIM, LINK = 8, 2, 3, 200e6
 BATCH, WIDTH = 256, 512
-BLOCK, QUIET, BUSY = 6, 18, 102  # steps; the strangers come before the tuner has seen enough to move for a lesser reason
+# Steps. The strangers come before the tuner has seen enough to move for a lesser reason.
+BLOCK, QUIET, BUSY = 6, 18, 102
 DEADLINE = 300.0
 
 
@@ -164,7 +165,7 @@ def tell(story: Story, quiet_until: float, busy_since: float) -> None:
     if after:
         return
     if story.decisions:
-        print("The tuner had moved before the strangers came, to what the quiet network carries best; it bears them too.")
+        print("The tuner had moved before they came, to what the quiet network carries best; it bears them too.")
     else:
         print("The tuner has moved nothing this time: on a busy machine the emulated links aren't what is slow.")
 
