@@ -28,6 +28,7 @@ _TICK_S = 0.25  # messages wake it; each waking takes the interpreter's lock fro
 _NAP_S = 0.2  # how often new sets are looked for, and call sites that are still unknown
 _SITES_S = 2.0  # how often known call sites are looked up again: one may have got a second set
 _MANY = 64  # ranks above which no variants are added: their programs would be large
+_LANES = 4  # of a direct schedule in which some ranks reduce nothing
 
 
 def describe(info: SetInfo) -> Message:
@@ -47,7 +48,8 @@ def describe(info: SetInfo) -> Message:
 def _variants(info: SetInfo) -> list[Schedule]:
     """Schedules beside those of the set: the usual candidates, and direct ones that let some ranks reduce nothing.
 
-    The first positions have no share; a table puts the congested hosts there.
+    The first positions have no share; a table puts the congested hosts there. Large ones are pipelined: such a host
+    only receives results, and with lanes it does so while the others still reduce.
     """
     want, n = info.want, len(info.devices)
     if want.kind is Kind.PERMUTE or n > _MANY:
@@ -58,7 +60,8 @@ def _variants(info: SetInfo) -> list[Schedule]:
     out = [choice.make(name, want.kind, n, want.root, want.perm, large) for name in names]
     if want.kind is Kind.ALL_REDUCE and n >= 4:
         for idle in (1, 2):
-            made = build("direct", want.kind, n, shares=[0] * idle + [1] * (n - idle))
+            shares, lanes = [0] * idle + [1] * (n - idle), _LANES if large else 1
+            made = build("direct", want.kind, n, shares=shares, pipeline=lanes)
             out.append(dataclasses.replace(made, name=f"direct but {idle}"))
     return out
 
