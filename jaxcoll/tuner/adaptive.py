@@ -66,6 +66,8 @@ class AdaptiveState:
     """When decisions were taken, by the wall clock of the records."""
     probes: int = 0
     """Times that the start was tried again too early."""
+    worse: bool = False
+    """Whether the epochs have become much slower since the last decision, which then had other grounds."""
     stragglers: tuple[int, ...] = ()
     fitted: tuple[tuple[int, bytes, bytes], float] | None = None
     """What was in force at the last fit, and that fit's loss."""
@@ -138,6 +140,8 @@ def _judge(state: AdaptiveState, batch: Batch) -> tuple[AdaptiveState, str]:
     measured = state.measured
     if last is not None and state.trial is None and abs(np.log(batch.time / last.seconds)) > 0.15:
         measured = ()  # the network has changed: what was measured before says nothing now
+        if batch.time > state.params.worse * last.seconds:
+            state = dataclasses.replace(state, worse=True, failures=0)
     kept = tuple(m for m in measured if m.config.key != state.config.key and m.epoch > now - horizon)
     state = dataclasses.replace(state, measured=(*kept, Measured(state.config, batch.time, now)))
     trial = state.trial
@@ -232,10 +236,13 @@ def _failed_back(state: AdaptiveState, batch: Batch, verdict: str) -> Outcome | 
 
 
 def _may_swap(state: AdaptiveState, now_ns: int, back: bool = False) -> bool:
-    """Few decisions in a window, one kept for the way back; the window doubles with each failure in a row."""
+    """Few decisions in a window, one kept for the way back; the window doubles with each failure in a row.
+
+    Where it has become much worse since the last decision, the one that is kept may be taken, too.
+    """
     window = state.params.window_s * 2 ** min(max(0, state.failures - 1), 5)
     recent = sum(1 for at in state.swaps_ns if now_ns - at < window * 1e9)
-    return recent < state.params.swaps - (0 if back else 1)
+    return recent < state.params.swaps - (0 if back or state.worse else 1)
 
 
 def _move(
@@ -254,6 +261,7 @@ def _move(
         collector=state.collector.cleared(),
         trial=trial,
         searched=None,
+        worse=False,
         calm=0,
         swaps_ns=(*recent, batch.now_ns),
     )

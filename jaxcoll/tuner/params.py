@@ -64,6 +64,8 @@ class ChoiceParams:
     """Time in which at most `swaps` decisions are taken; doubles with each failure in a row."""
     swaps: int = 3
     """Decisions in a window, one of them kept for the way back."""
+    worse: float = 1.3
+    """How many times longer a batch must take, under the same table, to count as a new situation."""
     calm: int = 2
     """Batches without congestion before the start's program and table are taken again."""
     simulations: int = 240
