@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,8 @@ class Native:
         self.ffi = cffi.FFI()
         self.ffi.cdef(_cdef(_header(path).read_text()))
         try:
-            self.lib: Any = self.ffi.dlopen(str(path))
+            # Kept mapped: its threads still run when the interpreter, ending, lets go of everything it holds.
+            self.lib: Any = self.ffi.dlopen(str(path), os.RTLD_NOW | os.RTLD_NODELETE)
         except OSError as error:
             raise UsageError(f"the native library {path} can't be loaded: {error}") from error
         version = self.text(self.lib.jc_version())

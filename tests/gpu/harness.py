@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -50,7 +51,7 @@ class Standin:
         self.path = path
         self.ffi = cffi.FFI()
         self.ffi.cdef(STANDIN_DECLARATIONS)
-        self.lib: Any = self.ffi.dlopen(str(path))
+        self.lib: Any = self.ffi.dlopen(str(path), os.RTLD_NOW | os.RTLD_NODELETE)
 
     def _text(self, call: Any) -> str:
         out = self.ffi.new("char[]", 1 << 16)

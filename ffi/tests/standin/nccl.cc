@@ -3,6 +3,7 @@
 // progress independently, those to one peer in order; calls match in order, without tags; connections are made at the
 // first transfer; non-blocking communicators answer "in progress".
 #include <algorithm>
+#include <chrono>
 #include <climits>
 #include <cstdlib>
 #include <cstring>
@@ -33,9 +34,19 @@ struct Transfer {
   Launch* launch = nullptr;
 };
 
+// One rank's part in an all-reduce of float32 sums.
+struct Part {
+  const float* from;
+  float* to;
+  size_t count;
+  Launch* launch;
+};
+
 struct Launch {
   CommState* comm = nullptr;
   std::vector<Transfer> transfers;
+  std::unique_ptr<Part> part;  // a collective: no transfers
+  size_t turn = 0;
   std::set<StreamState*> streams, arrived;
   bool started = false;
   size_t left = 0;
@@ -54,6 +65,7 @@ struct Clique {
   std::map<std::pair<int, int>, std::deque<Transfer*>> sends, receives;  // (src, dst)
   std::map<std::pair<int, int>, int> asked;                              // bit 0 sender, bit 1 receiver; 3: connected
   std::vector<Split> splits;
+  std::map<size_t, std::vector<Part*>> meetings;  // collectives by their number, the parts that have come
 };
 
 struct CommState {
@@ -61,7 +73,7 @@ struct CommState {
   int rank = 0, device = 0;
   bool gone = false;  // aborted or destroyed
   int error = 0;
-  size_t splits = 0;
+  size_t splits = 0, collectives = 0;
   std::set<std::pair<int, int>> asked;
   std::deque<std::shared_ptr<Launch>> launches;
 
@@ -81,10 +93,11 @@ struct Delayed {
   int64_t due_ns;
 };
 
-std::map<std::string, std::shared_ptr<Clique>> cliques;  // by unique id
-std::unordered_set<CommState*> comms;
-std::map<std::pair<int, int>, int64_t> delays;  // (device, device)
-std::vector<Delayed> delayed;
+// Never destroyed, as the device is not: its thread still looks at them while a process ends.
+auto& cliques = *new std::map<std::string, std::shared_ptr<Clique>>;  // by unique id
+auto& comms = *new std::unordered_set<CommState*>;
+auto& delays = *new std::map<std::pair<int, int>, int64_t>;  // (device, device)
+auto& delayed = *new std::vector<Delayed>;
 uint64_t next_id = 1;
 int64_t created = 0;
 thread_local int depth = 0;
@@ -180,6 +193,25 @@ bool PollDelayed() {
   return moved;
 }
 
+// All ranks have come to a collective: adds up and ends it for all.
+void Meet(Clique* clique, Launch* launch) {
+  std::vector<Part*>& parts = clique->meetings[launch->turn];
+  parts.push_back(launch->part.get());
+  if (parts.size() < static_cast<size_t>(clique->ranks)) return;
+  std::vector<float> sum(parts[0]->count, 0.0F);
+  for (Part* p : parts) {
+    if (p->count != sum.size()) return D().Breach("ranks call ncclAllReduce with different counts");
+    D().Touch(p->from, p->count * sizeof(float), "an all-reduce's operand");
+    for (size_t i = 0; i < sum.size(); ++i) sum[i] += p->from[i];
+  }
+  for (Part* p : parts) {
+    D().Touch(p->to, p->count * sizeof(float), "an all-reduce's result");
+    std::copy(sum.begin(), sum.end(), p->to);
+    p->launch->left = 0;
+  }
+  clique->meetings.erase(launch->turn);
+}
+
 // A stream's head has come to the launch.
 bool Arrive(const std::shared_ptr<Launch>& launch, StreamState* stream) {
   CommState* c = launch->comm;
@@ -188,6 +220,7 @@ bool Arrive(const std::shared_ptr<Launch>& launch, StreamState* stream) {
   if (!launch->started && launch->arrived.size() == launch->streams.size() && c->launches.front() == launch &&
       c->error == 0) {
     launch->started = true;
+    if (launch->part != nullptr) Meet(c->clique.get(), launch.get());
     for (Transfer& t : launch->transfers) {
       std::pair<int, int> pair = t.send ? std::make_pair(c->rank, t.peer) : std::make_pair(t.peer, c->rank);
       (t.send ? c->clique->sends : c->clique->receives)[pair].push_back(&t);
@@ -237,7 +270,7 @@ int PointToPoint(bool send, void* data, size_t count, int type, int peer, void* 
   StreamState* s = D().Stream(stream);
   if (c == nullptr || s == nullptr) return kInvalidUsage;
   if (type != 0 || peer < 0 || peer >= c->clique->ranks) return kInvalidArgument;
-  if (peer == c->rank) D().Breach("a transfer to the rank itself");
+  if (peer == c->rank && depth == 0) D().Breach("a transfer to the rank itself outside a group");
   if (CurrentDevice() != c->device) D().Breach("a transfer while another device is current");
   if (s->device != c->device) D().Breach("a transfer on another device's stream");
   pending.push_back({send, peer, static_cast<char*>(data), count, c, s});
@@ -341,6 +374,36 @@ int ncclCommInitRankConfig(void** out, int ranks, ncclUniqueId id, int rank, voi
   ++clique->joined;
   *out = c;
   return c->status();
+}
+
+// The blocking form: returns when all ranks are there.
+int ncclCommInitRank(void** out, int ranks, ncclUniqueId id, int rank) {
+  Config config = {48, 0xcafebeef, 21800, 1};
+  int code = ncclCommInitRankConfig(out, ranks, id, rank, &config);
+  std::unique_lock<std::mutex> lock(D().mu);
+  while (code == kInProgress) {
+    D().cv.wait_for(lock, std::chrono::milliseconds(1));
+    code = static_cast<CommState*>(*out)->status();
+  }
+  return code;
+}
+
+int ncclAllReduce(const void* from, void* to, size_t count, int type, int op, void* handle, void* stream) {
+  ENTER();
+  std::lock_guard<std::mutex> lock(D().mu);
+  CommState* c = Find(handle, "ncclAllReduce");
+  StreamState* s = D().Stream(stream);
+  if (c == nullptr || s == nullptr || depth > 0) return kInvalidUsage;
+  if (type != 7 || op != 0) return kInvalidArgument;
+  auto launch = std::make_shared<Launch>();
+  launch->comm = c;
+  launch->left = 1;
+  launch->turn = c->collectives++;
+  launch->part.reset(new Part{static_cast<const float*>(from), static_cast<float*>(to), count, launch.get()});
+  launch->streams.insert(s);
+  c->launches.push_back(launch);
+  D().Push(s, {"an all-reduce of rank " + std::to_string(c->rank), [launch, s] { return Arrive(launch, s); }, {}});
+  return 0;
 }
 
 int ncclCommSplit(void* handle, int color, int key, void** out, void* config) {
