@@ -224,7 +224,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     Scenario(
         "straggler",
         "one rank 50 ms late in every epoch, no slow link",
-        "--hosts 8 --p 0 --late 3:50ms --schedule dual_tree --size 1M --epochs 40 --variants untuned,on",
+        "--hosts 8 --p 0 --late 3:50ms --schedule direct --size 1M --epochs 40 --variants untuned,on",
         150,
         (
             Reading("swaps", lambda r: r.data["swaps"], most=0),

@@ -14,6 +14,11 @@ from jaxcoll.schedule.stats import Stats, stats
 from jaxcoll.sim.plan import Plan, plan
 from jaxcoll.telemetry import Epoch, epoch_seconds, lateness
 
+_LATE = 0.1
+"""Part of an epoch by which a rank must be behind the others for its incoming edges to be doubted."""
+_TOO_FAST = 2.0
+"""Times the median throughput of all edges: what lies above it, at a late rank, wasn't a link's doing."""
+
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
@@ -103,9 +108,21 @@ def batch_of(epochs: Sequence[Epoch], pattern: Pattern, nranks: int) -> Batch:
         fct[i, order[at[fits]]] = rows["transfer_ns"][fits] / 1e9
         late[i] = lateness(epoch, nranks) / 1e9
         seconds[i] = epoch_seconds(epoch)
+        fct[i, _buffered(flows, fct[i], late[i], seconds[i])] = np.nan
         ends = epoch.records["start_ns"] + epoch.records["wait_ns"] + epoch.records["transfer_ns"]
         now = max(now, int(ends.max()))
     return Batch(pattern, fct, seconds, np.median(late, axis=0), now)
+
+
+def _buffered(flows: Plan, fct: Floats, late: Floats, seconds: float) -> npt.NDArray[np.bool_]:
+    """Edges into a late rank that look far quicker than the others: their bytes lay in the kernel when it came, so that
+    what was timed is a copy, no link."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        speed = np.where((flows.size > 0) & (fct > 0), flows.size / fct, np.nan)
+    if np.isnan(speed).all():
+        return np.zeros(len(fct), bool)
+    behind = late - np.median(late) > _LATE * seconds
+    return behind[flows.dst] & (speed > _TOO_FAST * np.nanmedian(speed))
 
 
 def _edge_keys(graph: Ints, step: Ints, src: Ints, dst: Ints, nranks: int) -> Ints:

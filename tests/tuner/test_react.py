@@ -15,7 +15,7 @@ from jaxcoll.telemetry import group_epochs
 from jaxcoll.tuner import ReactParams
 from jaxcoll.tuner.detect import detect
 from jaxcoll.tuner.estimate import Estimator, Memory, remember
-from jaxcoll.tuner.measure import Batch, batch_of, pattern_of
+from jaxcoll.tuner.measure import Batch, _buffered, batch_of, pattern_of
 from jaxcoll.tuner.paths import critical_path, critical_paths
 from jaxcoll.tuner.transforms import Swap, is_valid, viable
 
@@ -138,3 +138,16 @@ def test_batches_match_records_to_edges() -> None:
     np.testing.assert_allclose(np.ptp(batch.fct, axis=0), 0, atol=1e-9)
     other = batch_of(group_epochs(records), pattern_of(schedule, Table.identity(schedule), NB), 8)
     assert np.isnan(other.fct).any(), "records of another table fit no edge"
+
+
+def test_what_a_late_rank_finds_in_the_kernel_says_nothing_about_links():
+    schedule = build("direct", Kind.ALL_REDUCE, 8)
+    pattern = pattern_of(schedule, Table.identity(schedule), NB)
+    flows = pattern.plan
+    late = np.zeros(8)
+    late[3] = 0.05
+    quick = (flows.dst == 3) & (flows.step == 0)
+    fct = np.where(quick, 1e-4, 0.02)
+    doubted = _buffered(flows, fct, late, 0.2)
+    assert doubted.tolist() == quick.tolist()
+    assert not _buffered(flows, fct, np.zeros(8), 0.2).any()  # nobody is late: the link may be that quick
