@@ -31,6 +31,7 @@ _LENGTH = struct.Struct("<I")
 _KEYS = "loop"
 _HIGH_WATER = 1000  # messages kept for a peer that doesn't read; more are dropped
 _POLL_BUSY_S, _POLL_IDLE_S = 0.002, 0.05  # how often the leader looks into the key-value store
+_UNREAD = 64  # messages of a worker that may lie unread in the key-value store; more are dropped
 
 
 class LeaderEnd(Protocol):
@@ -80,6 +81,14 @@ def unpack(frame: bytes) -> tuple[Message, bytes]:
     return message, frame[end:]
 
 
+def readable(descriptors: Sequence[int], timeout: float) -> bool:
+    """Whether one of them can be read within `timeout` seconds. Unlike `select`, for descriptors of any number."""
+    poller = select.poll()
+    for descriptor in descriptors:
+        poller.register(descriptor, select.POLLIN)
+    return bool(poller.poll(max(0, timeout) * 1000))
+
+
 # -------------------------------------------------------------------------------------------------- inside a process
 
 
@@ -123,7 +132,7 @@ class LocalLeader:
 
     def receive(self, timeout: float, wake: Sequence[int] = ()) -> list[tuple[int, Message, bytes]]:
         if timeout > 0 and self._local.up.empty():
-            select.select([self._local.ready, *wake], [], [], timeout)
+            readable([self._local.ready, *wake], timeout)
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._local.ready)
         return [(self._local.process, *got) for got in _take(self._local.up, 0)]
@@ -188,7 +197,7 @@ class KvLeader:
             now = time.monotonic()
             if out:
                 self._quiet_since = now
-            if out or now >= deadline or (wake and select.select(wake, [], [], 0)[0]):
+            if out or now >= deadline or readable(wake, 0):
                 return out
             pause = _POLL_BUSY_S if now - self._quiet_since < 0.5 else _POLL_IDLE_S
             time.sleep(min(pause, deadline - now))
@@ -198,21 +207,32 @@ class KvLeader:
 
 
 class KvWorker:
-    """A worker's end over the key-value store."""
+    """A worker's end over the key-value store, which keeps what the leader doesn't read: so little is left there."""
 
     def __init__(self, store: Store, me: int):
         self._store, self._me = store, me
         self._sent = self._read = 0
+        self._unread: list[str] = []
         self._lock = threading.Lock()
 
     def send(self, message: Message, payload: bytes = b"") -> None:
-        with self._lock:
-            self._store.set_bytes(f"{_KEYS}/up/{self._me}/{self._sent:012d}", pack(message, payload))
-            self._sent += 1
+        self.push(message, payload)
 
     def push(self, message: Message, payload: bytes = b"") -> bool:
-        self.send(message, payload)
-        return True
+        with self._lock:
+            if not self._room():
+                return False
+            key = f"{_KEYS}/up/{self._me}/{self._sent:012d}"
+            self._store.set_bytes(key, pack(message, payload))
+            self._sent += 1
+            self._unread.append(key)
+            return True
+
+    def _room(self) -> bool:
+        """The leader reads in order and removes what it has read, so one look now and then tells."""
+        if len(self._unread) >= _UNREAD and self._store.get_bytes(self._unread[_UNREAD // 2], 0) is None:
+            del self._unread[: _UNREAD // 2 + 1]
+        return len(self._unread) < _UNREAD
 
     def receive(self, timeout: float) -> list[tuple[Message, bytes]]:
         key = f"{_KEYS}/down/{self._me}/{self._read}"
@@ -251,7 +271,12 @@ class ZmqLeader:
         self._auth.start()
         self._auth.configure_curve_callback("*", credentials_provider=_OneKey(client_public))
         self._socket = self._context.socket(zmq.ROUTER)
-        for option, value in ((zmq.CURVE_SERVER, 1), (zmq.LINGER, 0), (zmq.SNDHWM, _HIGH_WATER), (zmq.RCVHWM, 0)):
+        for option, value in (
+            (zmq.CURVE_SERVER, 1),
+            (zmq.LINGER, 0),
+            (zmq.SNDHWM, _HIGH_WATER),
+            (zmq.RCVHWM, _HIGH_WATER),
+        ):
             self._socket.setsockopt(option, value)
         self._socket.setsockopt(zmq.CURVE_SECRETKEY, server_secret)
         port = self._socket.bind_to_random_port(f"tcp://{address}")

@@ -7,6 +7,7 @@ waited for, on a thread that moves data.
 from __future__ import annotations
 
 import ctypes
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +16,8 @@ from typing import Any
 from jaxcoll.runtime import gpu
 from jaxcoll.runtime.world import World
 from jaxcoll.telemetry import RECORD_SIZE, Records, as_records, empty_records
+
+log = logging.getLogger("jaxcoll")
 
 BATCH = 8192  # records taken at a time
 _WAKE_AT = 1024  # records held by the library at which it wakes us
@@ -89,6 +92,11 @@ class Drain:
         """Records lost in the library so far."""
         return sum(self._dropped)
 
+    @property
+    def running(self) -> bool:
+        """Whether records are taken."""
+        return self._thread.is_alive()
+
     def take(self) -> int:
         """Drains what is there. Returns how many records."""
         if self._gpu is None and gpu.running() is not None and not self._stopping:  # they join at the first lowering
@@ -132,11 +140,17 @@ class Drain:
         while not self._stopping:
             # By the clock, so that all processes of a job wake together: what one is held up by, all others wait for.
             self._semaphore.wait(self._patience - time.time() % self._patience)
-            self.take()
+            try:
+                self.take()
+            except Exception:
+                # A store that is away for a while must not end the tuning for good.
+                log.exception("jaxcoll could not hand records on; collectives are not affected")
+                time.sleep(1.0)
 
-    def stop(self) -> None:
-        """Ends the thread; call it before the world stops."""
+    def stop(self) -> bool:
+        """Ends the thread, once and for all; call it before the world stops. Returns whether it has ended."""
         self._stopping = True
         self._notify(self._world.native.ffi.NULL)
         self._semaphore.post()
         self._thread.join(2.0)
+        return not self._thread.is_alive()

@@ -6,6 +6,7 @@ the brain, is gone or slow, tuning stops; collectives don't notice.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import math
@@ -92,10 +93,12 @@ class BrainProcess:
 
     def offer(self, *message: Any) -> bool:
         """Sends a message unless the brain is behind with reading. Returns whether it did."""
-        _, ready, _ = select.select([], [self._connection.fileno()], [], 0)
+        poller = select.poll()
+        poller.register(self._connection.fileno(), select.POLLOUT)
+        ready = bool(poller.poll(0))
         if ready:
             self.tell(*message)
-        return bool(ready)
+        return ready
 
     def heard(self) -> list[list[Any]]:
         """What it has said. EOFError if it is gone."""
@@ -171,6 +174,9 @@ class Leader:
         self.error = why
         self._board.pin({"policy": self._settings["policy"], **self.report, "state": f"stopped: {why}"})
         log.error("the tuner has stopped: %s; collectives go on with the tables in force", why)
+        with contextlib.suppress(Exception):  # the channel may be why; the records that then come on are bounded
+            for process in self._here:
+                self._channel.send(process, {"do": "over"})
 
     def _round(self, brain: BrainProcess) -> None:
         for who, message, payload in self._channel.receive(_ROUND_S, [brain.fileno()]):
@@ -205,7 +211,7 @@ class Leader:
             )  # fmt: skip
 
     def _look_for_silent(self) -> None:
-        """Says whom it doesn't hear any more, and when it does again; an idle job is silent as a whole."""
+        """Says whom it doesn't hear any more, and when it does again; who has nothing to say says that."""
         now = time.monotonic()
         newest = max(self._heard.values(), default=now)
         silent = {p for p, at in self._heard.items() if newest - at > _SILENT_S}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import threading
 import time
 from typing import Any
@@ -17,6 +17,8 @@ from jaxcoll.runtime.worker import Worker, local_counts
 from jaxcoll.runtime.world import World
 from jaxcoll.steering import policy
 from jaxcoll.steering.runlog import RunLog
+
+log = logging.getLogger("jaxcoll")
 
 _BY_SETTING: dict[str, tuple[str, dict[str, Any]]] = {
     "on": ("jaxcoll", {}),
@@ -108,5 +110,7 @@ def stop() -> None:
     with _lock:
         loop, _loop = _loop, None
     if loop is not None:
-        with contextlib.suppress(Exception):
+        try:
             loop.stop()
+        except Exception:
+            log.exception("jaxcoll's tuning didn't end in order; the program's own end is not affected")

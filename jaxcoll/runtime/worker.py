@@ -27,6 +27,7 @@ log = logging.getLogger("jaxcoll")
 _TICK_S = 0.25  # messages wake it; each waking takes the interpreter's lock from the training for a moment
 _NAP_S = 0.2  # how often new sets are looked for, and call sites that are still unknown
 _SITES_S = 2.0  # how often known call sites are looked up again: one may have got a second set
+_HERE_S = 5.0  # how often it says that it lives: a process may have no records for long
 _MANY = 64  # ranks above which no variants are added: their programs would be large
 _LANES = 4  # of a direct schedule in which some ranks reduce nothing
 
@@ -88,6 +89,8 @@ class Worker:
         self._sets = sets
         self._announced: set[SetId] = set()
         self._looked = 0.0
+        self._said_at: float | None = None
+        self._over = False
         self._homes: dict[tuple[int, int], SetId | None] = {}
         self._homes_at = 0.0
         self.forwarded = self.lost = self.unknown = 0
@@ -103,13 +106,13 @@ class Worker:
 
     def stop(self) -> None:
         """Ends both threads. A promise that is still open is this process's own affair: the verdict is in the store."""
-        self._drain.stop()
         self._stopping.set()
+        drained = self._drain.stop()
         self._thread.join(2.0)
-        self._channel.close()
+        if drained and not self._thread.is_alive():
+            self._channel.close()  # else one of them still uses it
 
     def _run(self) -> None:
-        self._channel.send({"do": "hello"})
         while not self._stopping.is_set():
             try:
                 self._round()
@@ -119,12 +122,20 @@ class Worker:
                 self._stopping.wait(1.0)
 
     def _round(self) -> None:
-        self._announce()
+        if not self._over:
+            self._greet()
+            self._announce()
         for message, payload in self._channel.receive(_TICK_S):
             answer = self._answer(message, payload)
             if answer is not None:
                 self._channel.send({"attempt": message.get("attempt"), **answer})
         self.swaps.tick()
+
+    def _greet(self) -> None:
+        now = time.monotonic()
+        if self._said_at is None or now - self._said_at > _HERE_S:
+            self._channel.send({"do": "hello" if self._said_at is None else "here"})
+            self._said_at = now
 
     def _announce(self) -> None:
         now = time.monotonic()
@@ -152,6 +163,9 @@ class Worker:
                 return self._decide(message)
             case "stride":
                 self._drain.sample(int(message["stride"]))
+            case "over":  # nobody reads records any more
+                self._over = True
+                self._drain.stop()
             case _:
                 pass
         return None

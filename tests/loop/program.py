@@ -124,6 +124,8 @@ def main() -> None:
     running = loop.current()
     assert running is not None
     local = running.worker.swaps
+    while mode == "brainless" and running.worker.drain.running and time.monotonic() - began < PATIENCE_S:
+        time.sleep(0.02)
     print(
         json.dumps(
             {
@@ -136,6 +138,7 @@ def main() -> None:
                 "versions": sorted(local.version(s) for s in local.known()),
                 "state": tuner["state"],
                 "control": tuner["control"],
+                "drains": running.worker.drain.running,
             }
         ),
         flush=True,

@@ -50,6 +50,35 @@ def test_the_store_carries_messages():
     assert store.list_bytes("loop/") == [], "read messages must not stay in the store"
 
 
+def test_what_nobody_reads_does_not_heap_up_in_the_store():
+    store = MemoryStore()
+    leader, worker = control.KvLeader(store, 2), control.KvWorker(store, 1)
+    pushed = [worker.push({"do": "records"}, b"x") for _ in range(200)]
+    assert sum(pushed) == len(store.list_bytes("loop/up/")) < 100
+    assert not pushed[-1]
+    assert len(leader.receive(0)) == sum(pushed)
+    assert worker.push({"do": "records"}), "there is room again"
+
+
+def test_descriptors_of_any_number_can_be_waited_for():
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    need(hard > 2100, "2100 open files", "FILES")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2100), hard))
+    read, write = os.pipe()
+    try:
+        high = os.dup2(read, 2000)
+        assert not control.readable([high], 0)
+        os.write(write, b"!")
+        assert control.readable([high], 1.0)
+        os.close(high)
+    finally:
+        os.close(read)
+        os.close(write)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 def test_queues_carry_messages_inside_a_process():
     local = control.Local()
     exchange(control.LocalLeader(local), local, 0)

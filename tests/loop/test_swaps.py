@@ -101,6 +101,7 @@ def test_the_tuners_process_may_be_killed():
     agreed(reports)
     assert reports[0]["state"].startswith("stopped: its process has ended")
     assert "the tuner has stopped" in said[0]
+    assert not any(r["drains"] for r in reports), "records that nobody reads should not be sent on"
     assert all(r["longest"] < 10 for r in reports)
 
 
