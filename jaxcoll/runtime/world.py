@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import dataclasses
 import json
+import logging
 import os
 import secrets
 import socket
@@ -23,7 +23,10 @@ from jaxcoll.runtime.native import Native, load
 from jaxcoll.schedule import Kind, Schedule, build, encode
 from jaxcoll.version import __version__
 
+log = logging.getLogger("jaxcoll")
+
 _NS = 1_000_000_000
+_HAND_OVER_S = 30.0  # at the end: long enough for a late peer, short enough where one is stuck for good
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +52,6 @@ class World:
         self.native, self.job, self.settings = native, job, settings
         self.peers: list[Peer] = []
         self.speed = probe.Speed(0.0, 0.0, 0.0, 1, 1, False)
-        self._sockets: list[socket.socket] = []
         self._stops: list[Callable[[], None]] = []
         self.handle: Any = self._create()
         self._started = False
@@ -67,6 +69,7 @@ class World:
                 "spin_ns": s.spin_us * 1000,
                 "helpers": s.threads if s.threads else (min(cores, local) - 1 if local > 1 else 0),
                 "record": int(s.record),
+                "quiet": int(s.log == "error"),
                 "threads": 1,
             },
         )
@@ -255,12 +258,25 @@ class World:
         self._stops.append(call)
 
     def stop(self) -> None:
-        """Leaves: open operations fail, peers are told."""
+        """Leaves: peers get what they were sent and are told, open operations fail."""
         for call in self._stops:
             call()
         if self._started:
             self.native.lib.jc_world_use(self.native.ffi.NULL)
+            self._hand_over()
             self.native.lib.jc_world_stop(self.handle)
+
+    def _hand_over(self) -> None:
+        """Waits until the peers have taken what finished operations sent them: an early end would be a loss to them."""
+        deadline = time.monotonic() + min(self.settings.timeout, _HAND_OVER_S)
+        while (p := self.native.lib.jc_world_sending(self.handle)) >= 0:
+            if time.monotonic() > deadline:
+                log.warning(
+                    "this process leaves before process %d has taken all that it was sent, and %d will report a lost "
+                    "rank: end the program with something in which all ranks meet, such as a last psum", p, p
+                )  # fmt: skip
+                return
+            time.sleep(0.002)
 
 
 _lock = threading.Lock()
@@ -272,6 +288,8 @@ def get() -> World:
     global _world
     with _lock:
         if _world is None:
+            if log.level == logging.NOTSET:  # a program that has set it has the last word
+                log.setLevel(config.current().log.upper())
             world = World(load(), jobs.current(), config.current())
             world.start()
             _world = world
@@ -285,6 +303,8 @@ def running() -> World | None:
 
 
 def _leave() -> None:
-    with contextlib.suppress(Exception):
+    try:
         if _world is not None:
             _world.stop()
+    except Exception:
+        log.exception("jaxcoll didn't end in order")

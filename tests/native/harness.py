@@ -114,6 +114,7 @@ class Options:
     record: bool = False
     lane_bytes: int = 0
     landing_bytes: int = 0
+    early_bytes: int = 0
     connections: int = 2
     seed: int = 1
     read: Callable[[int, int], bool] = field(default=lambda _a, _b: True)  # may process a read process b?
@@ -151,7 +152,7 @@ class Cluster:
             "timeout_ns": int(o.timeout * NS), "warn_ns": int(o.warn * NS), "mismatch_ns": int(o.mismatch * NS),
             "spin_ns": int(o.spin * NS), "helpers": o.helpers, "record": int(o.record),
             "threads": int(not self.transport.startswith("fake")), "lane_bytes": o.lane_bytes,
-            "landing_bytes": o.landing_bytes,
+            "landing_bytes": o.landing_bytes, "early_bytes": o.early_bytes,
         }  # fmt: skip
         world = self.native.lib.jc_world_create(self.native.ffi.new("jc_options*", values), len(self.devices), me)
         for p, devices in enumerate(self.devices):

@@ -149,6 +149,45 @@ def test_a_process_that_leaves_has_served_its_operations(transport: str):
         assert "rank 0 is lost (its process has left)" in error
 
 
+@pytest.mark.parametrize("transport", ["shm", "shm-ring", "tcp"])
+def test_what_is_still_to_be_sent_is_known_and_goes_out(transport: str):
+    # More than slab, ring and socket hold: the root must not leave with it.
+    with Cluster(transport, 2) as cluster:
+        schedule = build("binomial", Kind.BROADCAST, 2, root=0)
+        key = cluster.define([schedule])
+        launches = [cluster.new_launch() for _ in range(900)]
+        for launch in launches:
+            (op,) = begin(cluster, schedule, [0], count=1000, launch=launch, key=key)
+            assert op.wait(5)
+        sending, world = cluster.native.lib.jc_world_sending, cluster.worlds[0]
+        assert transport == "tcp" or sending(world) == 1  # over tcp a peer reads also while it has nothing to do
+        late = [begin(cluster, schedule, [1], count=1000, launch=launch, key=key)[0] for launch in launches]
+        until = time.monotonic() + 20
+        while sending(world) >= 0:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        cluster.native.lib.jc_world_stop(world)
+        cluster.kill(0)
+        assert all((op.error(5), op.result().tolist()) == ("", [1.0] * 1000) for op in late)
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_rank_that_is_too_far_ahead_is_told(transport: str):
+    with Cluster(transport, 2, early_bytes=10_000) as cluster:
+        schedule = build("binomial", Kind.BROADCAST, 2, root=0)
+        key, first = cluster.define([schedule]), cluster.new_launch()
+        # Something to wait for, so that rank 1 takes messages; and, for what is ahead of it, nobody.
+        (waits,) = begin(cluster, schedule, [1], launch=first, key=key)
+        launches = [cluster.new_launch() for _ in range(200)]
+        errors = [begin(cluster, schedule, [0], count=1000, launch=i, key=key)[0].error(5) for i in launches]
+        begin(cluster, schedule, [0], launch=first, key=key)
+        assert run_until(cluster, [waits], 5) == [""]
+        late = [begin(cluster, schedule, [1], count=1000, launch=i, key=key)[0].error(5) for i in launches]
+        assert "rank 0 is too far ahead" in late[-1], late[-1]
+        assert not late[0], "what was kept is still good"
+        assert all(not e or "too far ahead" in e for e in [*errors, *late])
+
+
 def _disagree(cluster: Cluster, odd: dict[str, Any]) -> list[str]:
     """Rank 2 calls something else than the others, under the same name; the errors of all."""
     schedule = build("ring", Kind.ALL_REDUCE, N)

@@ -2,8 +2,8 @@
  * registered by address.)
  *
  * Conventions: functions that can fail return 0 (or a handle >= 0) for success and -1 for failure; jc_last_error() then
- * tells why, on the same thread. Nothing here throws, nothing blocks except jc_op_wait (bounded by its time-out) and
- * jc_world_stop.
+ * tells why, on the same thread. Nothing here throws. Nothing blocks except jc_op_wait and jc_gpu_wait (bounded by
+ * their time-outs), jc_world_stop, and what connects GPUs (bounded by the world's time-out).
  */
 #ifndef JAXCOLL_JAXCOLL_H_
 #define JAXCOLL_JAXCOLL_H_
@@ -25,7 +25,8 @@ typedef struct {
   int64_t timeout_ns, warn_ns, mismatch_ns, spin_ns;
   int32_t helpers;
   int32_t record, threads;
-  int64_t lane_bytes, landing_bytes;
+  int32_t quiet;                                  /* 1: warnings are not logged */
+  int64_t lane_bytes, landing_bytes, early_bytes; /* 0: the default */
 } jc_options;
 
 #pragma GCC visibility push(default)
@@ -47,7 +48,8 @@ void jc_world_stop(jc_world* w);
 void jc_world_free(jc_world* w);
 const char* jc_world_link_name(jc_world* w, int process);
 int64_t jc_world_open_operations(jc_world* w);
-int jc_world_pump(jc_world* w); /* without threads: one round of work */
+int jc_world_sending(jc_world* w); /* a process that has yet to take what was sent to it, -1: none */
+int jc_world_pump(jc_world* w);    /* without threads: one round of work */
 void jc_world_tick(jc_world* w);
 void jc_world_use(jc_world* w); /* the world of the XLA handlers */
 

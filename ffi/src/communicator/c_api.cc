@@ -33,6 +33,13 @@ std::atomic<jaxcoll::World*> current_world{nullptr};
 
 using jaxcoll::Report;
 
+void LogLine(const std::string& message) {
+  if (auto* sink = log_sink.load())
+    sink(message.c_str());
+  else
+    fprintf(stderr, "jaxcoll: %s\n", message.c_str());
+}
+
 Status NoSet() { return Status::Error("this process has not used that communicator's schedule set yet"); }
 
 }  // namespace
@@ -91,12 +98,8 @@ jc_world* jc_world_create(const jc_options* o, int processes, int me) {
   options.threads = o->threads != 0;
   if (o->lane_bytes > 0) options.lane_bytes = static_cast<size_t>(o->lane_bytes);
   if (o->landing_bytes > 0) options.landing_bytes = static_cast<size_t>(o->landing_bytes);
-  options.log = [](const std::string& message) {
-    if (auto* sink = log_sink.load())
-      sink(message.c_str());
-    else
-      fprintf(stderr, "jaxcoll: %s\n", message.c_str());
-  };
+  if (o->early_bytes > 0) options.early_bytes = static_cast<size_t>(o->early_bytes);
+  if (o->quiet == 0) options.log = LogLine;
   return new jc_world{std::make_unique<jaxcoll::World>(std::move(options), processes, me)};
 }
 
@@ -128,6 +131,7 @@ const char* jc_world_link_name(jc_world* w, int process) { return w->world->Link
 int64_t jc_world_open_operations(jc_world* w) {
   return w->world->engine() ? static_cast<int64_t>(w->world->engine()->open_operations()) : 0;
 }
+int jc_world_sending(jc_world* w) { return w->world->engine() ? w->world->engine()->Sending() : -1; }
 int jc_world_pump(jc_world* w) { return w->world->engine()->Pump() ? 1 : 0; }
 void jc_world_tick(jc_world* w) { w->world->engine()->Tick(); }
 void jc_world_use(jc_world* w) {

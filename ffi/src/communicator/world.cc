@@ -304,7 +304,7 @@ bool World::Execute(Call call, Status* status, Completion done) {
   auto later = [this, request, done](std::shared_ptr<const Plan> plan) {
     request->plan = std::move(plan);
     Status s;
-    if (request->plan == nullptr) return done(Status::Error(NoVerdict(*request)));
+    if (request->plan == nullptr) return engine_->Complete({{done, Status::Error(NoVerdict(*request))}});
     if (engine_->Start(std::move(*request), false, &s, done)) engine_->Complete({{done, s}});
   };
   std::shared_ptr<const Plan> plan =

@@ -8,8 +8,6 @@
 namespace jaxcoll {
 namespace {
 
-// What peers may send ahead of operations that this process has not begun.
-constexpr size_t kMaxEarlyBytes = size_t{256} << 20;
 constexpr size_t kMaxAborted = 4096;
 constexpr size_t kRecordCapacity = size_t{1} << 14;
 constexpr size_t kHelpFrom = size_t{128} << 10;  // bytes of a task from which waking another thread pays
@@ -278,6 +276,13 @@ size_t Engine::open_operations() {
   return open_.size();
 }
 
+int Engine::Sending() {
+  std::lock_guard<std::mutex> lock(mu_);
+  for (size_t p = 0; p < links_.size(); ++p)
+    if (links_[p] != nullptr && closing_[p].since_ns == 0 && !links_[p]->idle()) return static_cast<int>(p);
+  return -1;
+}
+
 void Engine::SetRecordSink(std::function<void()> wake, size_t threshold) {
   std::lock_guard<std::mutex> lock(mu_);
   record_wake_ = std::move(wake);
@@ -348,10 +353,14 @@ void Engine::Drop(Link* link, const Header& h, const void* payload) {
 void Engine::KeepEarly(Link* link, const Header& h, const void* payload) {
   if (aborted_.count(h.key) != 0) return Drop(link, h, payload);
   size_t bytes = h.payload + sizeof(Early);
-  if (early_bytes_ + bytes > kMaxEarlyBytes) {
-    if (options_.log)
-      options_.log(Format("rank %u sent more than %zu MiB ahead; message dropped", h.src, kMaxEarlyBytes >> 20));
-    return Drop(link, h, payload);
+  if (early_bytes_ + bytes > options_.early_bytes) {
+    std::string why = Format(
+        "rank %u is too far ahead: process %d holds %zu MiB for operations that it has not begun. Let the ranks meet "
+        "now and then, by block_until_ready or a collective in which all take part",
+        h.src, my_process_, early_bytes_ >> 20);
+    Drop(link, h, payload);
+    TellAll(h.key, why);
+    return FailKey(h.key, why, nullptr);
   }
   early_bytes_ += bytes;
   const auto* p = static_cast<const uint8_t*>(payload);
@@ -388,6 +397,15 @@ void Engine::OnSent(Link*, uint64_t token) {
   streams_.erase(it);
   Execution* e = Find(ref.key, ref.rank);
   if (e != nullptr && !e->failed) e->SendDone(ref.lane, ref.node);
+}
+
+void Engine::TellAll(const OpKey& key, const std::string& why) {
+  Header h;
+  h.type = MessageType::kAbort;
+  h.key = key;
+  Span text{why.data(), std::min(why.size(), kMaxReason)};
+  for (size_t p = 0; p < links_.size(); ++p)
+    if (links_[p] != nullptr && lost_[p].empty()) links_[p]->Send(h, &text, 1);
 }
 
 void Engine::FailKey(const OpKey& key, const std::string& why, const Execution* tell) {

@@ -37,6 +37,7 @@ struct EngineOptions {
   bool threads = true;                      // false: a test drives everything from one thread
   size_t lane_bytes = size_t{512} << 10;    // a chunk is cut into lanes of about this size
   size_t landing_bytes = size_t{16} << 20;  // push links: memory for what has arrived and not been reduced
+  size_t early_bytes = size_t{256} << 20;   // what peers may send ahead of operations that this process has not begun
   std::function<void(const std::string&)> log;
   // Called without the mutex: by every Tick(); when a peer says that a communicator's GPU side has failed; when a
   // process is lost.
@@ -70,6 +71,8 @@ class Engine : public LinkSink {
   void Complete(std::vector<Finished> finished);
 
   size_t open_operations();
+  // A living process that has yet to take what operations have sent it, -1: there is none.
+  int Sending();
   RecordBuffer& records() { return records_; }
   void SetRecordSink(std::function<void()> wake, size_t threshold);
   void set_record(bool on) { record_ = on; }
@@ -123,6 +126,8 @@ class Engine : public LinkSink {
   // An operation begins after a loss: it fails unless the lost process has served it before.
   void FailIfLost(const OpKey& key, int rank);
   void Drive(const OpKey& key, int rank, const std::atomic<bool>& over);
+  // Tells every living process that an operation has failed, whether or not it takes part.
+  void TellAll(const OpKey& key, const std::string& why);
   // Fails the operation on every local rank, and on the peers if `tell` (whose group then says who they are).
   void FailKey(const OpKey& key, const std::string& why, const Execution* tell);
   void Retire(Execution* e);

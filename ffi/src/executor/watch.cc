@@ -98,14 +98,7 @@ void Engine::GiveVerdicts(int64_t now) {
     for (auto& [k, e] : open_)
       if (k.op == v.key) teller = e.get();
     if (teller == nullptr) continue;
-    if (v.both) {
-      // The peers wait under their own key: both are told.
-      Header h = teller->MakeHeader(MessageType::kAbort, 0, 0, 0);
-      h.key = v.other;
-      Span text{v.why.data(), std::min<size_t>(v.why.size(), 4096)};
-      for (size_t p = 0; p < links_.size(); ++p)
-        if (links_[p] != nullptr && lost_[p].empty()) links_[p]->Send(h, &text, 1);
-    }
+    if (v.both) TellAll(v.other, v.why);  // the peers wait under their own key
     FailKey(v.key, v.why, teller);
     if (v.both) FailKey(v.other, v.why, nullptr);
   }

@@ -68,8 +68,8 @@ struct Plan {
   std::vector<int32_t> send_of_transfer;   // [num_transfers] index into nodes, -1
   std::vector<uint32_t> node_of_incoming;  // [incoming]
   std::vector<uint32_t> value_readers;     // [value] sends that read it
-  uint32_t max_fan_in = 0;             // most incoming transfers of one node
-  std::vector<uint32_t> record_edges;  // [records] the edge
+  uint32_t max_fan_in = 0;                 // most incoming transfers of one node
+  std::vector<uint32_t> record_edges;      // [records] the edge
 };
 
 // `wide`: the type is narrow (bf16, f16, fp8) and sums are kept in f32 until all contributions are in.

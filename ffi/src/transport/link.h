@@ -147,6 +147,8 @@ class Link {
   // The execution `key` of local rank `rank` has failed: drops what streams from its memory. Returns how many kData
   // targets of it were released; the others will be reported by OnLanded soon.
   virtual int Forget(const OpKey& key, int rank) = 0;
+  // Whether nothing waits to be sent (or the peer takes nothing any more).
+  virtual bool idle() { return true; }
 
  protected:
   explicit Link(int process) : process_(process) {}

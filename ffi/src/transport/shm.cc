@@ -33,7 +33,7 @@ void RingBell(ShmSegment* segment, bool urgent = false) {
 }
 
 Status MapSegment(int fd, size_t bytes, ShmSegment** out) {
-  struct stat st;
+  struct stat st{};
   if (fstat(fd, &st) != 0 || static_cast<size_t>(st.st_size) < bytes)
     return Status::Error(
         Format("shared memory segment: %lld bytes, %zu are needed", static_cast<long long>(st.st_size), bytes));

@@ -38,6 +38,7 @@ class ShmLink final : public Link {
   void Stream(const Header& header, const std::vector<Span>& payload, uint64_t token) override;
   Status Read(const RemoteSpan* from, size_t spans, void* to, size_t size) override;
   int Forget(const OpKey& key, int rank) override;
+  bool idle() override { return !has_pending_; }
   Slab* slab() override;
   const void* Posted(const RemoteSpan& block) override;
   void ReleasePosted(const RemoteSpan& block) override;

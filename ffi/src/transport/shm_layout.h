@@ -11,7 +11,7 @@
 namespace jaxcoll {
 
 inline constexpr uint32_t kSegmentMagic = 0x4d48534a;  // "JSHM"
-inline constexpr uint32_t kLayout = 1;
+inline constexpr uint32_t kLayout = 2;
 inline constexpr size_t kRingBytes = size_t{512} << 10;
 inline constexpr uint32_t kMessage = 1, kPadding = 2;
 inline constexpr size_t kSlabBytes = size_t{2} << 20;

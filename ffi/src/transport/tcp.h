@@ -32,6 +32,7 @@ class TcpLink final : public Link {
   void Stream(const Header& header, const std::vector<Span>& payload, uint64_t token) override;
   Status Read(const RemoteSpan* from, size_t spans, void* to, size_t size) override;
   int Forget(const OpKey& key, int rank) override;
+  bool idle() override;
 
  private:
   friend class TcpTransport;

@@ -142,6 +142,15 @@ bool TcpLink::Write(Conn* c, std::vector<uint64_t>* sent) {
   return true;
 }
 
+bool TcpLink::idle() {
+  bool idle = true;
+  for (auto& c : conns_) {
+    std::lock_guard<std::mutex> lock(c->write_mu);
+    idle = idle && c->queue.empty();
+  }
+  return idle || down_ || left_;
+}
+
 int TcpLink::Forget(const OpKey& key, int rank) {
   int released = 0;
   for (auto& c : conns_) {
