@@ -42,7 +42,7 @@ def unpack(data: bytes) -> list[Any]:
         nonlocal at
         if isinstance(value, dict):
             fields = cast(Mapping[str, Any], value)
-            if fields.keys() == {_MARK}:
+            if list(fields) == [_MARK]:
                 begin, at = at, at + int(fields[_MARK])
                 return data[begin:at]
             return {key: restore(item) for key, item in fields.items()}
