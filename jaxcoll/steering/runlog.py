@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
+import logging
 import threading
 import time
 import zlib
@@ -14,6 +16,8 @@ from typing import Any, TextIO
 from jaxcoll.errors import UsageError
 from jaxcoll.telemetry import Epoch, as_records, empty_records
 from jaxcoll.version import __version__
+
+log = logging.getLogger("jaxcoll")
 
 FORMAT = 1
 
@@ -36,8 +40,14 @@ class RunLog:
         with self._lock:
             if self._out is None:
                 return
-            self._out.write(json.dumps({"type": kind, **fields}, separators=(",", ":")) + "\n")
-            self._out.flush()
+            try:
+                self._out.write(json.dumps({"type": kind, **fields}, separators=(",", ":")) + "\n")
+                self._out.flush()
+            except OSError as error:  # a full disk costs the rest of the log, not the tuning
+                log.warning("the run log %s ends here: %s", self._out.name, error.strerror)
+                out, self._out = self._out, None
+                with contextlib.suppress(OSError):
+                    out.close()
 
     def write_set(self, fields: Mapping[str, Any]) -> None:
         """A set, before its first epoch."""

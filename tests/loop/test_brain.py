@@ -167,6 +167,13 @@ def test_a_file_that_is_no_run_log_is_refused(text: str, words: str, tmp_path: P
         replay.replay(file)
 
 
+def test_a_full_disk_ends_the_run_log_and_nothing_else(caplog: pytest.LogCaptureFixture):
+    log = runlog.RunLog("/dev/full")
+    log.write("epoch", {})
+    log.close()
+    assert "the run log /dev/full ends here" in caplog.text
+
+
 def test_a_last_line_that_was_cut_is_left_out(tmp_path: Path):
     file = tmp_path / "x.jsonl"
     file.write_text('{"type":"run","format":1}\n{"type":"epo')
