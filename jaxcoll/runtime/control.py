@@ -376,11 +376,17 @@ class ControlLost(JaxcollError):
 
 
 def open_channel(
-    store: Store | None, me: int, processes: int, interface: str, coordinator: str | None, timeout: float
+    store: Store | None,
+    me: int,
+    processes: int,
+    interface: str,
+    coordinator: str | None,
+    timeout: float,
+    setting: str = "JAXCOLL_SOCKET_IFNAME",
 ) -> tuple[LeaderEnd | None, WorkerEnd, str]:
     """(the leader's end in process 0, this process's worker end, the carrier's name).
 
-    All processes must come here; process 0 says in the store which carrier it is.
+    `interface`: the value of `setting`. All processes must come here; process 0 says in the store which carrier it is.
     """
     if processes == 1 or store is None:
         local = Local()
@@ -398,7 +404,7 @@ def open_channel(
     local = Local()
     try:
         remote: LeaderEnd = (
-            ZmqLeader(store, links.local_address(interface, coordinator))
+            ZmqLeader(store, links.local_address(interface, coordinator, setting))
             if carrier == "zmq"
             else KvLeader(store, processes)
         )

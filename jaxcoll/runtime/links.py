@@ -36,8 +36,8 @@ def interface_address(name: str) -> str | None:
     return socket.inet_ntoa(packed[20:24])
 
 
-def choose_interface(pattern: str, names: Sequence[str]) -> str:
-    """The first interface that a JAXCOLL_SOCKET_IFNAME pattern (NCCL's rules: prefix, =exact, ^excluded) admits."""
+def choose_interface(pattern: str, names: Sequence[str], setting: str = "JAXCOLL_SOCKET_IFNAME") -> str:
+    """The first interface that the pattern of `setting` (NCCL's rules: prefix, =exact, ^excluded) admits."""
     exclude = pattern.startswith("^")
     parts = [p for p in pattern.removeprefix("^").split(",") if p]
 
@@ -47,15 +47,13 @@ def choose_interface(pattern: str, names: Sequence[str]) -> str:
     for name in names:
         if matches(name) != exclude and (not exclude or name != "lo") and interface_address(name):
             return name
-    raise UsageError(
-        f"JAXCOLL_SOCKET_IFNAME={pattern!r} admits no interface with an IPv4 address; there are: {', '.join(names)}"
-    )
+    raise UsageError(f"{setting}={pattern!r} admits no interface with an IPv4 address; there are: {', '.join(names)}")
 
 
-def local_address(pattern: str, toward: str | None) -> str:
+def local_address(pattern: str, toward: str | None, setting: str = "JAXCOLL_SOCKET_IFNAME") -> str:
     """The address for peers: of the interface asked for, else the one on the route to `toward` (host:port)."""
     if pattern:
-        address = interface_address(choose_interface(pattern, [name for _, name in socket.if_nameindex()]))
+        address = interface_address(choose_interface(pattern, [name for _, name in socket.if_nameindex()], setting))
         assert address is not None
         return address
     host, _, port = (toward or "127.0.0.1:1").rpartition(":")
@@ -65,7 +63,7 @@ def local_address(pattern: str, toward: str | None) -> str:
             return s.getsockname()[0]
         except OSError as error:
             raise UsageError(
-                f"no route to the coordinator {toward} ({error}); name the interface to use in JAXCOLL_SOCKET_IFNAME"
+                f"no route to the coordinator {toward} ({error}); name the interface to use in {setting}"
             ) from error
 
 

@@ -38,8 +38,9 @@ class Loop:
             raise UsageError("the tuner needs records: unset JAXCOLL_RECORD")
         store = job.store or MemoryStore()
         interface = settings.control_ifname or settings.socket_ifname
+        setting = "JAXCOLL_CONTROL_IFNAME" if settings.control_ifname else "JAXCOLL_SOCKET_IFNAME"
         leads, end, self.carrier = control.open_channel(
-            store, job.me, job.processes, interface, job.coordinator, settings.timeout
+            store, job.me, job.processes, interface, job.coordinator, settings.timeout, setting
         )
         self.leader: Leader | None = None
         if leads is not None:
