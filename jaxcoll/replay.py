@@ -99,7 +99,13 @@ def text(steps: Sequence[Step]) -> str:
 
 def main(argv: Sequence[str]) -> int:
     """The command `jaxcoll replay`. Returns 0 if all decisions are the same, else 1."""
-    parser = argparse.ArgumentParser(prog="jaxcoll replay", description="Take the tuner's decisions of a run again.")
+    parser = argparse.ArgumentParser(
+        prog="jaxcoll replay",
+        description="Take the tuner's decisions of a run again.",
+        epilog="Make a run log with JAXCOLL_TUNER=on JAXCOLL_RUN_LOG=run.jsonl python "
+        "train.py. The policy is pure: a decision that comes out otherwise, "
+        "after a change of the tuner for one, is marked, and the exit status 1.",
+    )
     parser.add_argument("run", type=Path, help="the file that JAXCOLL_RUN_LOG named")
     steps = replay(parser.parse_args(argv).run)
     print(text(steps))

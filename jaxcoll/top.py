@@ -104,7 +104,12 @@ def find(pid: int | None) -> Path:
 
 def main(argv: Sequence[str]) -> int:
     """The command `jaxcoll top`. Returns the exit status."""
-    parser = argparse.ArgumentParser(prog="jaxcoll top", description="Watch a tuned job while it runs.")
+    parser = argparse.ArgumentParser(
+        prog="jaxcoll top",
+        description="Watch a tuned job while it runs.",
+        epilog="Start the job with JAXCOLL_TUNER=on (or jaxcoll.tune() in the program), "
+        "and run this where its process 0 runs, as the same user.",
+    )
     parser.add_argument("--pid", type=int, help="process 0 of the job (default: the job started last)")
     parser.add_argument("--once", action="store_true", help="print once and end")
     args = parser.parse_args(argv)

@@ -44,10 +44,11 @@ def explain(operation: str, nbytes: int | str, devices: Sequence[Any] | None = N
     rows = choice.estimates(kind, len(ids), choice.class_bytes(size_class), world.speed, root, None, hosts)
     chosen = choice.best(rows)
     s = world.speed
+    links = f"{_rate(s.beta)} between processes" if s.beta else "one process"
     lines = [
         f"{operation} of {config.format_size(size)} over {len(ids)} ranks: collective {kind.label}, "
         f"size class {size_class} ({low} to {choice.class_top(size_class)} bytes)",
-        f"measured: {s.alpha * 1e6:.1f} us an exchange, {_rate(s.beta)} between hosts, "
+        f"measured: {s.alpha * 1e6:.1f} us an exchange, {links}, "
         f"{_rate(s.copy_beta)} copied by one core; {s.local_ranks} ranks on the fullest host, {s.cores} cores",
         "reached by: " + ", ".join(_links(world, ids)),
     ]
@@ -66,7 +67,7 @@ def explain(operation: str, nbytes: int | str, devices: Sequence[Any] | None = N
 
 
 def _rate(beta: float) -> str:
-    return f"{1e-9 / beta:.2f} GB/s" if beta > 0 else "no link"
+    return f"{1e-9 / beta:.2f} GB/s"
 
 
 def _links(world: Any, ids: Sequence[int]) -> list[str]:

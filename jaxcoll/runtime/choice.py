@@ -30,6 +30,7 @@ CANDIDATES: dict[Kind, tuple[str, ...]] = {
 }
 PIPELINED = {"dual_tree": 8}
 MESSAGE_S = 2e-6  # seconds of a rank's core for one message, whatever its size
+_LARGE = 1 << 20  # bytes; what is larger is pipelined
 _CLASS_BASE = 4096  # bytes; every class is four times the one before
 
 
@@ -49,6 +50,11 @@ def class_top(c: int) -> int:
 def class_bytes(c: int) -> int:
     """The size that stands for a class: half its upper end."""
     return class_top(c) // 2
+
+
+def is_large(nbytes: int) -> bool:
+    """Whether a message of `nbytes` is pipelined (see `make`)."""
+    return nbytes > _LARGE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +131,7 @@ def estimates(kind: Kind, nranks: int, nbytes: int, speed: Speed, root: int | No
         if why is not None:
             rows.append(Estimate(name, None, why))
             continue
-        schedule = make(name, kind, nranks, root, perm, nbytes > 1 << 20, hosts)
+        schedule = make(name, kind, nranks, root, perm, is_large(nbytes), hosts)
         rows.append(Estimate(name, predict(schedule, nbytes, speed, hosts)))
     return rows
 

@@ -23,9 +23,9 @@ _F32 = 11
 class Speed:
     """What the cost model needs.
 
-    alpha: seconds of the smallest exchange in which all ranks take part; beta: seconds a byte that one rank receives
-    from another host; copy_beta: seconds a byte of a copy by one core; local_ranks: the most ranks on one host, which
-    share its cores; cores: of a host; remote: ranks on other hosts exist.
+    alpha: seconds of the smallest exchange in which all ranks take part; beta: seconds a byte from process to process,
+    0 where there is one (the model counts it between hosts only); copy_beta: seconds a byte of a copy by one core;
+    local_ranks: the most ranks on one host, which share its cores; cores: of a host; remote: ranks on other hosts exist.
     """
 
     alpha: float

@@ -84,7 +84,7 @@ class Sets:
             rows = choice.estimates(want.kind, len(group), nbytes, self.world.speed, want.root, want.perm, hosts)
             usable = [r for r in rows if r.seconds is not None]
             schedules = [
-                choice.make(r.name, want.kind, len(group), want.root, want.perm, nbytes > 1 << 20, hosts)
+                choice.make(r.name, want.kind, len(group), want.root, want.perm, choice.is_large(nbytes), hosts)
                 for r in usable
             ]
             chosen = usable.index(choice.best(rows))
@@ -105,7 +105,7 @@ def override(want: Want, nranks: int, hosts: tuple[int, ...] = ()) -> Schedule:
     assert want.schedule is not None
     name = want.schedule
     if name in builders():
-        large = choice.class_bytes(want.size_class) > 1 << 20
+        large = choice.is_large(choice.class_bytes(want.size_class))
         return choice.make(name, want.kind, nranks, want.root, want.perm, large, hosts)
     if Path(name).suffix in (".json", ".jxc", ".xml"):
         schedule = load_file(name)

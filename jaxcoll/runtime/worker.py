@@ -57,7 +57,7 @@ def _variants(info: SetInfo) -> list[Schedule]:
         return []
     known = builders(want.kind)
     names = [name for name in choice.CANDIDATES[want.kind] if name in known and known[name].supports(n) is None]
-    large = choice.class_bytes(want.size_class) > 1 << 20
+    large = choice.is_large(choice.class_bytes(want.size_class))
     out = [choice.make(name, want.kind, n, want.root, want.perm, large) for name in names]
     if want.kind is Kind.ALL_REDUCE and n >= 4:
         for idle in (1, 2):
