@@ -25,7 +25,7 @@ class Speed:
 
     alpha: seconds of the smallest exchange in which all ranks take part; beta: seconds a byte from process to process,
     0 where there is one (the model counts it between hosts only); copy_beta: seconds a byte of a copy by one core;
-    local_ranks: the most ranks on one host, which share its cores; cores: of a host; remote: ranks on other hosts exist.
+    local_ranks: the most ranks on one host, which share its cores; cores: of a host; remote: there are other hosts.
     """
 
     alpha: float
