@@ -139,7 +139,7 @@ void Execution::Accept(uint32_t lane, uint32_t i) {
   s.accept_ns = NowNs();
   if (Local(incoming.peer) || s.ready_sent) return;
   Link* link = LinkTo(incoming.peer);
-  size_t bytes = TransferBytes(lane, plan_.nodes[plan_.node_of_incoming[i]].chunk, incoming.wide);
+  size_t bytes = IncomingBytes(lane, i);
   if (link->can_read() || bytes <= link->eager_limit()) return;
   s.ready_sent = true;
   link->Send(MakeHeader(MessageType::kReady, incoming.peer, lane, incoming.transfer), nullptr, 0);
@@ -251,16 +251,25 @@ void Execution::Stream(uint32_t lane, uint32_t id) {
   LinkTo(node.peer)->Stream(h, SlotSpans(node.src, node.chunk, r), token);
 }
 
-Execution::InState* Execution::Expected(const Header& h, uint32_t* index, size_t bytes) {
-  heard_[h.src] = true;
+Execution::InState* Execution::Awaited(const Header& h, uint32_t* index) {
   if (h.transfer >= plan_.recv_of_transfer.size() || h.lane >= lanes_ || plan_.recv_of_transfer[h.transfer] < 0)
     return nullptr;
   *index = static_cast<uint32_t>(plan_.recv_of_transfer[h.transfer]);
-  const Incoming& incoming = plan_.incoming[*index];
-  InState& s = in(h.lane, *index);
-  bool fits = s.state == In::kNone && incoming.peer == h.src &&
-              bytes == TransferBytes(h.lane, plan_.nodes[plan_.node_of_incoming[*index]].chunk, incoming.wide);
-  return fits ? &s : nullptr;
+  return plan_.incoming[*index].peer == h.src ? &in(h.lane, *index) : nullptr;
+}
+
+Execution::InState* Execution::Expected(const Header& h, uint32_t* index, size_t bytes) {
+  heard_[h.src] = true;
+  InState* s = Awaited(h, index);
+  if (s == nullptr || s->state != In::kNone) return nullptr;
+  return bytes == IncomingBytes(h.lane, *index) ? s : nullptr;
+}
+
+bool Execution::Sent(const Header& h, uint32_t* id) const {
+  if (h.transfer >= plan_.send_of_transfer.size() || h.lane >= lanes_ || plan_.send_of_transfer[h.transfer] < 0)
+    return false;
+  *id = static_cast<uint32_t>(plan_.send_of_transfer[h.transfer]);
+  return plan_.nodes[*id].peer == h.src;
 }
 
 void Execution::OnOffer(Link* link, const Header& h, const RemoteSpan* spans, size_t count, Execution* local_sender) {
@@ -304,26 +313,24 @@ void Execution::OnEager(Link* link, const Header& h, const void* payload) {
 
 void Execution::OnReady(Link*, const Header& h) {
   heard_[h.src] = true;
-  if (h.transfer >= plan_.send_of_transfer.size() || h.lane >= lanes_ || plan_.send_of_transfer[h.transfer] < 0) return;
-  auto id = static_cast<uint32_t>(plan_.send_of_transfer[h.transfer]);
+  uint32_t id;
+  if (!Sent(h, &id)) return;
   OutState& o = out(h.lane, id);
-  const Node& node = plan_.nodes[id];
-  if (node.peer != h.src || o.peer_ready || Local(h.src) || LinkTo(h.src)->can_read()) return;
+  if (o.peer_ready || Local(h.src) || LinkTo(h.src)->can_read()) return;
   o.peer_ready = true;
   if (o.data_ready && !o.done) Stream(h.lane, id);
 }
 
 std::vector<MutableSpan> Execution::DataTarget(Link* link, const Header& h) {
   heard_[h.src] = true;
-  if (h.transfer >= plan_.recv_of_transfer.size() || h.lane >= lanes_ || plan_.recv_of_transfer[h.transfer] < 0)
-    return {};
-  auto i = static_cast<uint32_t>(plan_.recv_of_transfer[h.transfer]);
-  InState& s = in(h.lane, i);
-  const Incoming& incoming = plan_.incoming[i];
+  uint32_t i;
+  InState* awaited = Awaited(h, &i);
+  if (awaited == nullptr) return {};
+  InState& s = *awaited;
   const Node& node = plan_.nodes[plan_.node_of_incoming[i]];
-  size_t total = TransferBytes(h.lane, node.chunk, incoming.wide);
+  size_t total = IncomingBytes(h.lane, i);
   // Only what was asked for is taken: a peer can't make this process write elsewhere or hold more.
-  if (!s.ready_sent || incoming.peer != h.src || h.total != total || h.offset > total || h.payload > total - h.offset ||
+  if (!s.ready_sent || h.total != total || h.offset > total || h.payload > total - h.offset ||
       h.payload > total - s.promised || (s.state != In::kNone && s.state != In::kLanding))
     return {};
   if (s.state == In::kNone) {
@@ -351,10 +358,10 @@ std::vector<MutableSpan> Execution::DataTarget(Link* link, const Header& h) {
 }
 
 void Execution::OnLanded(Link*, const Header& h) {
-  if (h.transfer >= plan_.recv_of_transfer.size() || h.lane >= lanes_ || plan_.recv_of_transfer[h.transfer] < 0) return;
-  auto i = static_cast<uint32_t>(plan_.recv_of_transfer[h.transfer]);
-  InState& s = in(h.lane, i);
-  if (s.state != In::kLanding) return;
+  uint32_t i;
+  InState* landing = Awaited(h, &i);
+  if (landing == nullptr || landing->state != In::kLanding) return;
+  InState& s = *landing;
   s.received += h.payload;
   if (s.received < h.total) return;
   s.transfer_ns = NowNs() - s.arrive_ns;
@@ -371,10 +378,9 @@ void Execution::Arrived(uint32_t lane, uint32_t i) {
 }
 
 void Execution::OnAck(const Header& h) {
-  if (h.transfer >= plan_.send_of_transfer.size() || h.lane >= lanes_ || plan_.send_of_transfer[h.transfer] < 0) return;
-  auto id = static_cast<uint32_t>(plan_.send_of_transfer[h.transfer]);
+  uint32_t id;
   // Only an offer ends with an acknowledgement: what streams is still being read from our memory.
-  if (plan_.nodes[id].peer == h.src && out(h.lane, id).offered) SendDone(h.lane, id);
+  if (Sent(h, &id) && out(h.lane, id).offered) SendDone(h.lane, id);
 }
 
 void Execution::SendDone(uint32_t lane, uint32_t id) {

@@ -83,7 +83,7 @@ class Execution {
   std::string Missing(int* rank) const;
   // The edge that this process still has to serve, empty if this operation can end without it.
   std::string Needs(int process) const;
-  std::string Where(uint32_t node) const;  // " (step 2, edge 1->3 of graph 0, ...)"
+  std::string Where(uint32_t node) const;  // " at step 2, edge 1->3 of graph 0 (schedule ring)"
   static std::string DescribeSignature(uint64_t signature);
   size_t TaskBytes(uint32_t lane, uint32_t node) const;
   // How many more messages must come before this operation can go on: a waiter need not be woken for fewer.
@@ -121,6 +121,9 @@ class Execution {
     std::unique_ptr<uint8_t[]> buffer;
     size_t received = 0, promised = 0;
     int64_t accept_ns = 0, arrive_ns = 0, transfer_ns = 0, done_ns = 0;
+    // kOffered: where the bytes lie.
+    const RemoteSpan* spans() const { return more.empty() ? &first : more.data(); }
+    size_t num_spans() const { return more.empty() ? 1 : more.size(); }
   };
   struct OutState {
     bool data_ready = false, peer_ready = false, done = false, streaming = false, offered = false;
@@ -144,8 +147,11 @@ class Execution {
   void IssueSend(uint32_t lane, uint32_t node);
   // Sends a value by putting it into the slab, once for all its readers. False: it is too large, or there is no room.
   bool Post(Link* link, uint32_t lane, const Node& node, Range r, size_t bytes);
-  InState* Expected(const Header& h, uint32_t* index,
-                    size_t bytes);  // the transfer that a message names, if it fits and is still awaited
+  // The transfer that a message names, if there is one from its sender; and if it fits and nothing of it has come.
+  InState* Awaited(const Header& h, uint32_t* index);
+  InState* Expected(const Header& h, uint32_t* index, size_t bytes);
+  // The send that a message answers, if it is one to the message's sender.
+  bool Sent(const Header& h, uint32_t* id) const;
   void Stream(uint32_t lane, uint32_t node);
   void Accept(uint32_t lane, uint32_t i);  // tells a push sender that it may send
   void Arrived(uint32_t lane, uint32_t i);
@@ -156,14 +162,23 @@ class Execution {
   size_t TransferBytes(uint32_t lane, uint32_t chunk, bool wide) const {
     return static_cast<size_t>(LaneOf(chunk, lane).size()) * WireSize(wide);
   }
+  size_t IncomingBytes(uint32_t lane, uint32_t i) const {
+    const Incoming& incoming = plan_.incoming[i];
+    return TransferBytes(lane, plan_.nodes[plan_.node_of_incoming[i]].chunk, incoming.wide);
+  }
   Link* LinkTo(int rank) const;
   bool Local(int rank) const;
   std::vector<Span> SlotSpans(const Slot& slot, uint32_t chunk, Range r) const;
   uint8_t* Locate(const Slot& slot, uint32_t chunk, int64_t at, int64_t* elements) const;
+  std::string EdgeText(uint32_t edge, int from, int to) const;
   int Culprit(int rank) const;
   bool Begun(int rank) const;
   Status CopyIn(uint32_t lane, const Node& node);
   Status ReduceIn(uint32_t lane, const Node& node);
+  // Reads bytes [at, at + size) of an offer out of the peer's memory.
+  Status Fetch(const InState& s, size_t at, size_t size, uint8_t* to) const;
+  // How many of `most` elements from `at` (of the lane) on lie in one piece in every source that is read in place.
+  int64_t InOnePiece(uint32_t lane, const Node& node, int64_t at, int64_t most) const;
   void CopyBytes(void* dst, const void* src, size_t bytes) const;
   Status CopySlot(const Node& node, Range r);
 

@@ -1,8 +1,8 @@
-// What an operation says about itself: what it still expects, its name in messages, its records.
+// What an operation says about itself: what it still expects and from whom, its name in messages, its records.
 #include <algorithm>
 #include <utility>
 
-#include "executor/execution.h"
+#include "executor/engine.h"
 
 namespace jaxcoll {
 
@@ -46,6 +46,93 @@ std::string Execution::Describe() const {
                 static_cast<unsigned>(request.key.site & 0xffffffffu), request.rank, request.group->name.c_str());
 }
 
+// "step 2, edge 1->3 of graph 0 (schedule ring)"; the ends are ranks, so the table's.
+std::string Execution::EdgeText(uint32_t edge, int from, int to) const {
+  const Edge& e = program_.edges[edge];
+  return Format("step %u, edge %d->%d of graph %u (schedule %s)", e.step, from, to, e.graph, program_.name.c_str());
+}
+
+void Execution::OnWaiting(const Header& h) {
+  heard_[h.src] = true;
+  if (h.transfer < waits_for_.size()) waits_for_[h.src] = static_cast<int>(h.transfer);
+}
+
+bool Execution::Begun(int rank) const {
+  return rank == request.rank || heard_[static_cast<size_t>(rank)] ||
+         (Local(rank) && engine_->Find(request.key, rank) != nullptr);
+}
+
+// Whom the chain of waiting ranks ends at: the one that has not come, or that doesn't know whom it waits for.
+int Execution::Culprit(int rank) const {
+  for (size_t i = 0; i < waits_for_.size(); ++i) {
+    int next = waits_for_[static_cast<size_t>(rank)];
+    if (next < 0 || next == rank || next == request.rank) break;
+    rank = next;
+  }
+  return rank;
+}
+
+std::string Execution::Missing(int* rank) const {
+  *rank = -1;
+  const int me = request.rank;
+  auto report = [&](uint32_t peer, const std::string& what) {
+    *rank = static_cast<int>(peer);
+    int culprit = Culprit(*rank);
+    if (culprit != *rank)
+      return Format("rank %d has %s; %s, which waits for it", culprit,
+                    Begun(culprit) ? "begun but its data are late" : "not arrived", what.c_str());
+    return Format("rank %u has %s; %s", peer, Begun(*rank) ? "begun but its data are late" : "not arrived",
+                  what.c_str());
+  };
+  for (uint32_t lane = 0; lane < next_lane_; ++lane) {
+    for (uint32_t k = 0; k < plan_.incoming.size(); ++k) {
+      const InState& s = in(lane, k);
+      if (s.state != In::kNone && s.state != In::kLanding) continue;
+      const Incoming& i = plan_.incoming[k];
+      return report(i.peer, Format("waiting for rank %u at %s", i.peer, EdgeText(i.edge, i.peer, me).c_str()));
+    }
+    for (uint32_t id = 0; id < plan_.nodes.size(); ++id) {
+      if (plan_.nodes[id].kind != NodeKind::kSend) continue;
+      const OutState& o = out_[size_t{lane} * num_sends_ + send_index_[id]];
+      if (!o.data_ready || o.done) continue;
+      const Node& node = plan_.nodes[id];
+      return report(node.peer, Format("waiting for rank %u to take its data at %s", node.peer,
+                                      EdgeText(node.edge, me, node.peer).c_str()));
+    }
+  }
+  return "its own work is not done";
+}
+
+std::string Execution::Needs(int process) const {
+  const std::vector<int>& processes = request.group->process;
+  const int me = request.rank;
+  auto there = [&](uint16_t rank) { return processes[rank] == process; };
+  for (uint32_t lane = 0; lane < lanes_; ++lane) {
+    for (uint32_t k = 0; k < plan_.incoming.size(); ++k) {
+      const InState& s = in(lane, k);
+      const Incoming& i = plan_.incoming[k];
+      bool unread = s.state == In::kNone || s.state == In::kLanding || (s.state == In::kOffered && !s.direct);
+      if (!there(i.peer) || !unread || IncomingBytes(lane, k) == 0) continue;
+      return Format("waiting for rank %u at %s", i.peer, EdgeText(i.edge, i.peer, me).c_str());
+    }
+    for (uint32_t id = 0; id < plan_.nodes.size(); ++id) {
+      const Node& node = plan_.nodes[id];
+      if (node.kind != NodeKind::kSend || !there(node.peer) || out_[size_t{lane} * num_sends_ + send_index_[id]].done)
+        continue;
+      if (TransferBytes(lane, node.chunk, node.wide) == 0) continue;
+      return Format("rank %u still has to take data at %s", node.peer, EdgeText(node.edge, me, node.peer).c_str());
+    }
+  }
+  return {};
+}
+
+std::string Execution::Where(uint32_t id) const {
+  const Node& node = plan_.nodes[id];
+  if (node.kind != NodeKind::kVertex) return {};
+  const Incoming& i = plan_.incoming[node.first_in];
+  return " at " + EdgeText(i.edge, i.peer, request.rank);
+}
+
 void Execution::AddRecords(RecordBuffer* buffer, size_t* held) const {
   if (buffer->full()) return buffer->Drop(plan_.record_edges.size());  // nobody drains: not worth the time
   static thread_local std::vector<Record> records;
@@ -72,7 +159,7 @@ void Execution::AddRecords(RecordBuffer* buffer, size_t* held) const {
       const InState& s = in(lane, k);
       Record& r = records[i.record];
       r.src = i.peer;
-      r.bytes += TransferBytes(lane, plan_.nodes[plan_.node_of_incoming[k]].chunk, i.wide);
+      r.bytes += IncomingBytes(lane, k);
       r.transfer_ns += static_cast<uint64_t>(std::max<int64_t>(0, s.transfer_ns));
       if (s.arrive_ns == 0) continue;  // nothing to move
       int64_t& first = spans[i.record].first;

@@ -118,8 +118,7 @@ Status Execution::CopyIn(uint32_t lane, const Node& node) {
   if (s.state == In::kInPlace) return {};
   Range r = LaneOf(node.chunk, lane);
   int64_t begin_ns = NowNs();
-  const RemoteSpan* spans = s.more.empty() ? &s.first : s.more.data();
-  size_t count = s.more.empty() ? 1 : s.more.size(), at = 0;
+  size_t at = 0;
   for (const Span& to : SlotSpans(node.dst, node.chunk, r)) {
     auto* dst = static_cast<uint8_t*>(const_cast<void*>(to.data));
     if (s.state == In::kHeld) {
@@ -127,20 +126,39 @@ Status Execution::CopyIn(uint32_t lane, const Node& node) {
     } else if (s.direct) {
       for (size_t got = 0; got < to.size;) {
         size_t left = 0;
-        const uint8_t* from = LocateSpan(spans, count, at + got, &left);
+        const uint8_t* from = LocateSpan(s.spans(), s.num_spans(), at + got, &left);
         size_t take = std::min(left, to.size - got);
         if (from == nullptr) return Status::Error("an offer is shorter than its transfer");
         CopyBytes(dst + got, from, take);
         got += take;
       }
     } else {
-      std::vector<RemoteSpan> part = SubSpans(spans, count, at, to.size);
-      JC_RETURN_IF_ERROR(s.link->Read(part.data(), part.size(), dst, to.size));
+      JC_RETURN_IF_ERROR(Fetch(s, at, to.size, dst));
     }
     at += to.size;
   }
   if (s.state == In::kOffered) s.transfer_ns = NowNs() - begin_ns;
   return {};
+}
+
+Status Execution::Fetch(const InState& s, size_t at, size_t size, uint8_t* to) const {
+  if (s.more.empty()) {
+    RemoteSpan one{s.first.address + at, size};
+    return s.link->Read(&one, 1, to, size);
+  }
+  std::vector<RemoteSpan> part = SubSpans(s.more.data(), s.more.size(), at, size);
+  return s.link->Read(part.data(), part.size(), to, size);
+}
+
+int64_t Execution::InOnePiece(uint32_t lane, const Node& node, int64_t at, int64_t most) const {
+  for (uint32_t k = node.first_in; k < node.first_in + node.num_in; ++k) {
+    const InState& s = in(lane, k);
+    if (s.state != In::kOffered || !s.direct) continue;
+    size_t left = 0, wire = WireSize(plan_.incoming[k].wide);
+    LocateSpan(s.spans(), s.num_spans(), static_cast<size_t>(at) * wire, &left);
+    most = std::min(most, static_cast<int64_t>(left / wire));
+  }
+  return most;
 }
 
 Status Execution::ReduceIn(uint32_t lane, const Node& node) {
@@ -159,14 +177,7 @@ Status Execution::ReduceIn(uint32_t lane, const Node& node) {
     int64_t m = std::min(block, r.end - at);
     uint8_t* dst = Locate(node.dst, node.chunk, at, &m);
     uint8_t* own = has_own ? Locate(node.src, node.chunk, at, &m) : nullptr;
-    for (uint32_t k = 0; k < node.num_in; ++k) {
-      const InState& s = in(lane, node.first_in + k);
-      if (s.state != In::kOffered || !s.direct) continue;
-      size_t left = 0, wire = WireSize(plan_.incoming[node.first_in + k].wide);
-      LocateSpan(s.more.empty() ? &s.first : s.more.data(), s.more.empty() ? 1 : s.more.size(),
-                 static_cast<size_t>(at - r.begin) * wire, &left);
-      m = std::min(m, static_cast<int64_t>(left / wire));
-    }
+    m = InOnePiece(lane, node, at - r.begin, m);
     if (m <= 0) return Status::Error("an offer is shorter than its transfer");
     sources.clear();
     int64_t local_begin = NowNs();
@@ -174,24 +185,15 @@ Status Execution::ReduceIn(uint32_t lane, const Node& node) {
       if (has_own && k == node.own_place) sources.push_back({own, node.src.wide});
       InState& s = in(lane, node.first_in + k);
       bool wide = plan_.incoming[node.first_in + k].wide;
-      size_t offset = static_cast<size_t>(at - r.begin) * WireSize(wide),
-             size = static_cast<size_t>(m) * WireSize(wide);
-      const RemoteSpan* spans = s.more.empty() ? &s.first : s.more.data();
-      size_t count = s.more.empty() ? 1 : s.more.size(), left;
+      size_t offset = static_cast<size_t>(at - r.begin) * WireSize(wide), left;
       if (s.state == In::kHeld) {
         sources.push_back({s.buffer.get() + offset, wide});
       } else if (s.direct) {
-        sources.push_back({LocateSpan(spans, count, offset, &left), wide});
+        sources.push_back({LocateSpan(s.spans(), s.num_spans(), offset, &left), wide});
       } else {
         uint8_t* to = bounce.data() + static_cast<size_t>(block) * sizeof(double) * 2 * k;
         int64_t begin = NowNs();
-        if (count == 1) {
-          RemoteSpan one{spans[0].address + offset, size};
-          JC_RETURN_IF_ERROR(s.link->Read(&one, 1, to, size));
-        } else {
-          std::vector<RemoteSpan> part = SubSpans(spans, count, offset, size);
-          JC_RETURN_IF_ERROR(s.link->Read(part.data(), part.size(), to, size));
-        }
+        JC_RETURN_IF_ERROR(Fetch(s, offset, static_cast<size_t>(m) * WireSize(wide), to));
         s.transfer_ns += NowNs() - begin;
         sources.push_back({to, wide});
       }

@@ -68,6 +68,8 @@ class TcpLink final : public Link {
   bool Fill(Conn* c, bool* any, bool* drained);
   bool Parse(Conn* c, bool* any);
   bool Land(Conn* c, bool* any, bool* drained);
+  ssize_t Receive(Conn* c);
+  void Landed(Conn* c, size_t bytes);  // so many more of the payload are in place
 
   TcpTransport* const transport_;
   std::vector<std::unique_ptr<Conn>> conns_;

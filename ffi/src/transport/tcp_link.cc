@@ -240,6 +240,33 @@ bool TcpLink::Parse(Conn* c, bool* any) {
   return true;
 }
 
+// From the socket into place.
+ssize_t TcpLink::Receive(Conn* c) {
+  if (c->discard) {
+    c->begin = c->end = 0;
+    return recv(c->fd, c->buffer.data(), std::min(c->buffer.size(), c->landing_left), MSG_DONTWAIT);
+  }
+  iovec iov[64];
+  size_t n = std::min<size_t>(64, c->target.size());
+  for (size_t i = 0; i < n; ++i) iov[i] = {c->target[i].data, c->target[i].size};
+  msghdr message{};
+  message.msg_iov = iov;
+  message.msg_iovlen = n;
+  return recvmsg(c->fd, &message, MSG_DONTWAIT);
+}
+
+void TcpLink::Landed(Conn* c, size_t bytes) {
+  c->landing_left -= bytes;
+  while (bytes > 0 && !c->discard) {
+    MutableSpan& s = c->target.front();
+    size_t take = std::min(bytes, s.size);
+    s.data = static_cast<uint8_t*>(s.data) + take;
+    s.size -= take;
+    bytes -= take;
+    if (s.size == 0) c->target.erase(c->target.begin());
+  }
+}
+
 bool TcpLink::Land(Conn* c, bool* any, bool* drained) {
   LinkSink* sink = transport_->sink_;
   bool done = false, report = false, ok = true;
@@ -251,35 +278,16 @@ bool TcpLink::Land(Conn* c, bool* any, bool* drained) {
       size_t held = c->end - c->begin;
       if (held > 0) {
         size_t take = std::min(held, c->landing_left);
-        const uint8_t* from = c->buffer.data() + c->begin;
-        if (c->discard) {
-          c->landing_left -= take;
-        } else {
-          MutableSpan& s = c->target.front();
-          take = std::min(take, s.size);
-          memcpy(s.data, from, take);
-          s.data = static_cast<uint8_t*>(s.data) + take;
-          s.size -= take;
-          if (s.size == 0) c->target.erase(c->target.begin());
-          c->landing_left -= take;
+        if (!c->discard) {
+          take = std::min(take, c->target.front().size);
+          memcpy(c->target.front().data, c->buffer.data() + c->begin, take);
         }
+        Landed(c, take);
         c->begin += take;
         *any = true;
         continue;
       }
-      ssize_t got;
-      if (c->discard) {
-        c->begin = c->end = 0;
-        got = recv(c->fd, c->buffer.data(), std::min(c->buffer.size(), c->landing_left), MSG_DONTWAIT);
-      } else {
-        iovec iov[64];
-        size_t n = std::min<size_t>(64, c->target.size());
-        for (size_t i = 0; i < n; ++i) iov[i] = {c->target[i].data, c->target[i].size};
-        msghdr message{};
-        message.msg_iov = iov;
-        message.msg_iovlen = n;
-        got = recvmsg(c->fd, &message, MSG_DONTWAIT);
-      }
+      ssize_t got = Receive(c);
       if (got == 0) {
         fault_ = "its connection has closed in the middle of a message";
         ok = false;
@@ -289,15 +297,7 @@ bool TcpLink::Land(Conn* c, bool* any, bool* drained) {
         ok = errno == EAGAIN || errno == EWOULDBLOCK;
       } else {
         *any = true;
-        c->landing_left -= static_cast<size_t>(got);
-        for (auto left = static_cast<size_t>(got); left > 0 && !c->discard;) {
-          MutableSpan& s = c->target.front();
-          size_t take = std::min(left, s.size);
-          s.data = static_cast<uint8_t*>(s.data) + take;
-          s.size -= take;
-          left -= take;
-          if (s.size == 0) c->target.erase(c->target.begin());
-        }
+        Landed(c, static_cast<size_t>(got));
       }
     }
     if (c->landing_left == 0) {
