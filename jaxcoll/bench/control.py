@@ -83,12 +83,20 @@ class Listener:
                     raise JaxcollError(f"Ranks {missing} did not start within {_ACCEPT_SECONDS:g} s.") from None
                 continue
             channel = Channel(connection)
-            hello = channel.receive(10.0)
-            if hmac.compare_digest(str(hello.get("token")), self._token):
-                channels[int(hello["rank"])] = channel
+            rank = self._known(channel)
+            if rank is None:
+                channel.close()  # a stranger
             else:
-                channel.close()
+                channels[rank] = channel
         return [channels[rank] for rank in range(count)]
+
+    def _known(self, channel: Channel) -> int | None:
+        """The rank at the other end, if it knows the secret."""
+        try:
+            hello = channel.receive(10.0)
+            return int(hello["rank"]) if hmac.compare_digest(str(hello["token"]), self._token) else None
+        except (EOFError, OSError, ValueError, TypeError, KeyError):
+            return None
 
     def __enter__(self) -> Listener:
         return self
@@ -110,13 +118,18 @@ def time_calls(call: Callable[[], object], settle: int, iters: int) -> list[floa
 
 
 def serve(rank: int, commands: Mapping[str, Callable[..., Message]]) -> None:
-    """A rank's side: run the driver's commands ({"do": name, ...arguments}) and answer each until it says quit or goes.
-
-    An exception becomes the answer {"error": text}; the rank stays, so that the driver hears of every rank's error.
-    """
+    """A rank's side: connects to the driver whose address is in the environment, and obeys it."""
     port, _, token = os.environ[ENV].partition(":")
     channel = Channel(socket.create_connection(("127.0.0.1", int(port))))
     channel.send({"rank": rank, "token": token})
+    obey(channel, commands)
+
+
+def obey(channel: Channel, commands: Mapping[str, Callable[..., Message]]) -> None:
+    """Runs the driver's commands ({"do": name, ...arguments}) and answers each until it says quit or goes.
+
+    An exception becomes the answer {"error": text}; the rank stays, so that the driver hears of every rank's error.
+    """
     while True:
         try:
             message = channel.receive()

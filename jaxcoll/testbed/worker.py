@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxcoll
 from jaxcoll import launch, runtime
-from jaxcoll.bench.control import ENV, Channel, Message
+from jaxcoll.bench.control import ENV, Channel, Message, obey
 from jaxcoll.errors import UsageError
 from jaxcoll.runtime.job import MemoryStore
 from jaxcoll.runtime.swap import LocalSwaps, SetId, points_behind, program_id
@@ -170,19 +170,8 @@ def main() -> int:
     commands: dict[str, Callable[..., Message]] = {
         name: getattr(worker, name) for name in ("prepare", "block", "told", "program", "install")
     }
-    while True:
-        try:
-            message = channel.receive()
-        except EOFError:
-            return 0
-        name = message.pop("do")
-        if name == "quit":
-            return 0
-        try:
-            answer = commands[name](**message)
-        except Exception as error:
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        channel.send(answer)
+    obey(channel, commands)
+    return 0
 
 
 if __name__ == "__main__":
