@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from jaxcoll.tuner.params import POLICIES, ChoiceParams, Policy, ReactParams
 from jaxcoll.tuner.replay import Setup, Taken, replay, replay_run, write_run
-from jaxcoll.tuner.tuner import Bank, State, in_force, init, step, stragglers
+from jaxcoll.tuner.tuner import State, init, step, stragglers
 from jaxcoll.tuner.types import Config, Decision, Program, ScheduleSet
 
 __all__ = [
     "POLICIES",
-    "Bank",
     "ChoiceParams",
     "Config",
     "Decision",
@@ -20,7 +19,6 @@ __all__ = [
     "Setup",
     "State",
     "Taken",
-    "in_force",
     "init",
     "replay",
     "replay_run",

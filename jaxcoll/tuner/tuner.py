@@ -1,16 +1,15 @@
-"""The tuner's face: one pure `step` for both policies, and a bank of sets that are tuned side by side."""
+"""The tuner's face: one pure `step` for both policies."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from jaxcoll.errors import UsageError
 from jaxcoll.telemetry import Epoch
 from jaxcoll.tuner.adaptive import AdaptiveState, init_adaptive, step_adaptive
 from jaxcoll.tuner.params import POLICIES, ChoiceParams, Policy, ReactParams
 from jaxcoll.tuner.react import ReactState, init_react, step_react
-from jaxcoll.tuner.types import Config, Decision, ScheduleSet
+from jaxcoll.tuner.types import Decision, ScheduleSet
 
 State = AdaptiveState | ReactState
 
@@ -46,33 +45,6 @@ def step(state: State, samples: Sequence[Epoch]) -> tuple[State, Decision | None
     return step_react(state, samples) if isinstance(state, ReactState) else step_adaptive(state, samples)
 
 
-def in_force(state: State) -> Config:
-    """The program and table that the tuner believes to be in force, or on their way."""
-    return state.config
-
-
 def stragglers(state: State) -> tuple[int, ...]:
     """Ranks that came late in the last batch (the default policy tells them)."""
     return state.stragglers if isinstance(state, AdaptiveState) else ()
-
-
-@dataclasses.dataclass(frozen=True)
-class Bank:
-    """Tuner states by set key: (communicator, collective, size class) are tuned each by itself."""
-
-    states: Mapping[str, State] = dataclasses.field(default_factory=dict)
-
-    def add(self, spec: ScheduleSet, *, policy: Policy = "jaxcoll", seed: int = 0) -> Bank:
-        """With one more set; UsageError if its key is taken."""
-        if spec.key in self.states:
-            raise UsageError(
-                f"a set named {spec.key!r} is tuned already; give each communicator and size class its own"
-            )
-        return Bank({**self.states, spec.key: init(spec, policy=policy, seed=seed)})
-
-    def step(self, key: str, samples: Sequence[Epoch]) -> tuple[Bank, Decision | None, str]:
-        """`step` for one set."""
-        if key not in self.states:
-            raise UsageError(f"no set is named {key!r}; known are {', '.join(sorted(self.states)) or 'none'}")
-        state, decision, why = step(self.states[key], samples)
-        return Bank({**self.states, key: state}), decision, why

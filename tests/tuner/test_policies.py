@@ -13,7 +13,7 @@ from jaxcoll.errors import UsageError
 from jaxcoll.schedule.verify import valid
 from jaxcoll.sim import Network, Noise, Phase, World, racks, star
 from jaxcoll.telemetry import group_epochs
-from jaxcoll.tuner import Bank, Config, Decision, Policy, Program, ScheduleSet, Setup, init, step, stragglers
+from jaxcoll.tuner import Config, Decision, Policy, Program, ScheduleSet, Setup, init, step, stragglers
 from jaxcoll.tuner.replay import replay, replay_run, write_run
 from jaxcoll.tuner.study import NOISE, RATE, all_reduce_set, best_swapped, come_and_go, drive, untuned
 
@@ -205,22 +205,6 @@ def test_step_leaves_the_state_that_it_is_given() -> None:
     assert one[1] is not None
     assert two[1] is not None
     assert one[1].to_json() == two[1].to_json()
-
-
-def test_sets_are_tuned_each_by_itself() -> None:
-    large, small = all_reduce_set("dual_tree"), all_reduce_set("ring", nbytes=64_000)
-    bank = Bank().add(large).add(small)
-    records, _ = world(QUIET.congest(3, 2)).run(large.by_id[1].schedule, large.home.table, large.nbytes, 6, program=1)
-    bank, decision, _ = bank.step(large.key, group_epochs(records))
-    assert decision is not None
-    assert decision.key == large.key
-    bank, decision, why = bank.step(small.key, [])
-    assert decision is None
-    assert why == "0 of 6 epochs of the batch"
-    with pytest.raises(UsageError, match="known are all_reduce of 4000000 bytes"):
-        bank.step("other", [])
-    with pytest.raises(UsageError, match="is tuned already"):
-        bank.add(large)
 
 
 def test_decisions_are_plain_data() -> None:
