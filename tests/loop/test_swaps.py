@@ -27,7 +27,9 @@ def run(
     with Ranks(command, nprocs, devices=devices, env=env, cwd=ROOT) as ranks:
         result = ranks.wait(200)
     assert result.exit_code == 0, "\n".join(result.outputs)
-    return [json.loads(out.splitlines()[-1]) for out in result.outputs], result.outputs
+    # The tuner's own process may still say something after the rank's last word.
+    reports = [[line for line in out.splitlines() if line.startswith("{")][-1] for out in result.outputs]
+    return [json.loads(report) for report in reports], result.outputs
 
 
 def agreed(reports: list[Any]) -> None:
