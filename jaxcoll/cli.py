@@ -102,13 +102,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except JaxcollError as error:
         print(f"jaxcoll {args[0]}: {error}", file=sys.stderr)
         return 1
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            # The reader (head, less) has closed; nothing is left to be said.
+            sys.stderr.close()
+            return 141
+        print(f"jaxcoll {args[0]}: {error.filename or 'a file'}: {error.strerror or error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print(f"jaxcoll {args[0]}: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        # The reader (head, less) has closed; nothing is left to be said.
-        sys.stderr.close()
-        return 141
 
 
 if __name__ == "__main__":

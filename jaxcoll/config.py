@@ -92,7 +92,9 @@ def _seconds(low: float, high: float) -> Parser:
             raise ValueError("out of range")
         return value
 
-    return Parser(read, f"seconds, or a number with us, ms, s, min or h, from {low:g} s to {high:g} s", "{:g} s".format)
+    return Parser(
+        read, f"seconds, or a number with us, ms, s, min or h, from {low:g} s to {high:.0f} s", "{:g} s".format
+    )
 
 
 def _switch() -> Parser:

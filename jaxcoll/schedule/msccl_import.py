@@ -159,6 +159,8 @@ class _Import:
         if kind == "nop":
             return
         results: list[_Value] = []
+        if kind in RECEIVES and len(arrived) != step.cnt:
+            raise self.error(step, f"cnt={step.cnt}, but its sender sends {len(arrived)} chunks")
         if kind == "r" or kind == "rcs":
             results = [self._received(t) for t in arrived]
         elif kind in ("rrc", "rrs", "rrcs"):
@@ -172,8 +174,6 @@ class _Import:
             results = [self._merged(rank, a, b, step) for a, b in zip(mine, other, strict=True)]
         if kind in ("r", "rcs", "rrc", "rrcs", "cpy", "re"):
             targets = self.places(rank, step.dstbuf, step.dstoff, step)
-            if len(targets) != len(results):
-                raise self.error(step, f"cnt={step.cnt}, but its sender sends {len(results)} chunks")
             self.values.update(zip(targets, results, strict=True))
         if kind in SENDS:
             peer = self.program.gpus[rank].blocks[node[1]].send

@@ -105,6 +105,8 @@ def loads(text: str, source: str = "schedule") -> Schedule:
         value = json.loads(text)
     except json.JSONDecodeError as error:
         raise ScheduleError(f"{source}, line {error.lineno}, column {error.colno}: no JSON: {error.msg}") from None
+    except RecursionError:
+        raise ScheduleError(f"{source}: no schedule: its lists lie too deep in each other") from None
     top = _Node(text, source, value)
     names = ("format", "version", "name", "kind", "nranks", "steps", "chunks", "graphs")
     fields = top.fields(names, ("root", "pipeline", "canonical"))

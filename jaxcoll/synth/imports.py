@@ -39,6 +39,8 @@ def loads_foreign(text: str, source: str = "<string>") -> Schedule:
         data = json.loads(text)
     except json.JSONDecodeError as error:
         raise ScheduleError(f"{source}, line {error.lineno}, column {error.colno}: not JSON: {error.msg}") from None
+    except RecursionError:
+        raise ScheduleError(f"{source}: no schedule: its lists lie too deep in each other") from None
     reader = foreign_reader(data)
     if reader is None:
         raise ScheduleError(f"{source}: neither SCCL ('msccl_type': 'algorithm') nor TE-CCL ('7-Flows') JSON")

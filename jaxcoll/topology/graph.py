@@ -250,6 +250,8 @@ class Topology:
             data = json.loads(text)
         except json.JSONDecodeError as error:
             raise TopologyError(f"{source}, line {error.lineno}, column {error.colno}: not JSON: {error.msg}") from None
+        except RecursionError:
+            raise TopologyError(f"{source}: no topology: its lists lie too deep in each other") from None
         try:
             return _from_data(data, source)
         except TopologyError as error:

@@ -51,6 +51,15 @@ def test_what_cannot_be_drawn_is_told(words: list[str], message: str, capsys: py
     assert message in capsys.readouterr().err
 
 
+def test_a_picture_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    for suffix in (".svg", ".json"):
+        nowhere = str(tmp_path / "no" / f"x{suffix}")
+        assert cli.main(["draw", "ring", "-o", nowhere]) in (1, 2)
+        error = capsys.readouterr().err
+        assert nowhere in error
+        assert "No such file or directory" in error
+
+
 def test_help_lists_schedules(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit, match="0"):
         cli.main(["draw", "--help"])

@@ -250,6 +250,7 @@ def test_units_that_travel_together_are_one_chunk() -> None:
         ("</algo>", "", r"line 28, .*no XML: no element"),
         ("<algo ", '<!DOCTYPE a [<!ENTITY b "c">]><algo ', r"line 1: a DOCTYPE isn't accepted"),
         ('recv="2" chan="1"', 'recv="2" chan="2"', r"sends, but \d receives"),
+        ('dstoff="0" cnt="2"', 'dstoff="0" cnt="1"', r"line 12, <step>: cnt=2, but its sender sends 1 chunks"),
     ],
 )  # fmt: skip
 def test_errors_name_line_and_element(old: str, new: str, what: str) -> None:

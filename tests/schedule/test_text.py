@@ -91,5 +91,8 @@ def test_file_errors_name_the_file(tmp_path: Path) -> None:
     (tmp_path / "bad.xml").write_bytes(b"<algo>\n\xff</algo>")
     with pytest.raises(ScheduleError, match=r"bad.xml, line 2: not UTF-8"):
         load_file(tmp_path / "bad.xml")
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    with pytest.raises(ScheduleError, match=r"deep.json: no schedule: its lists lie too deep"):
+        load_file(tmp_path / "deep.json")
     with pytest.raises(ScheduleError, match=r"none.json: can't be read: No such file"):
         load_file(tmp_path / "none.json")
