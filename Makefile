@@ -26,6 +26,8 @@ JOBS ?= $(shell nproc)
 ROWS ?=
 # Options of the demo: make demo DEMO=--plain  trains on eight processes of this machine, jax.lax against jaxcoll
 DEMO ?=
+# Where the library goes. Each file is put there by rename: processes that run keep what they have mapped.
+NATIVE ?= jaxcoll/_native
 # The pytest arguments: make test TESTS="tests/bench -k sizes"
 TESTS ?=
 
@@ -72,7 +74,10 @@ $(BUILD)/.configured: $(VENV)/.base ffi/CMakeLists.txt
 .PHONY: native
 native: $(BUILD)/.configured
 	$(BIN)/cmake --build $(BUILD) -j $(JOBS)
-	@$(BIN)/cmake --install $(BUILD) --prefix jaxcoll >/dev/null
+	@$(BIN)/cmake --install $(BUILD) --prefix $(BUILD)/installed >/dev/null
+	@mkdir -p $(NATIVE)
+	@cd $(BUILD)/installed/_native && for f in *; do cmp -s $$f $(abspath $(NATIVE))/$$f || \
+	  { cp $$f $(abspath $(NATIVE))/.$$f.new && mv -f $(abspath $(NATIVE))/.$$f.new $(abspath $(NATIVE))/$$f; } || exit 1; done
 
 # ---------------------------------------------------------------- what people run
 

@@ -228,3 +228,22 @@ assert jnp.allclose(loss, want) and jnp.allclose(new["w"], params["w"] - grads["
         [sys.executable, "-c", around + recipe + check], env=env, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_the_library_is_replaced_by_rename(tmp_path: Path):
+    # A program that runs has it mapped: written over in place, it would die of a bus error.
+    from needs import need
+
+    build = ROOT / "build" / Path(sys.prefix).name
+    need((build / ".configured").is_file(), "a native build", "NATIVE")
+    installed = tmp_path / "libjaxcoll.so"
+    installed.write_bytes(b"old" * 1000)
+    command = ["make", "native", f"NATIVE={tmp_path}"]
+    if sys.prefix != str(ROOT / ".venv"):
+        command.append(f"PYTHON={Path(sys.prefix).name.removeprefix('.venv-')}")
+    with installed.open("rb") as running:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert running.read() == b"old" * 1000
+    assert len(installed.read_bytes()) > 100_000
+    assert {path.name for path in tmp_path.iterdir()} == {p.name for p in (build / "installed/_native").iterdir()}
