@@ -116,6 +116,7 @@ class Options:
     landing_bytes: int = 0
     early_bytes: int = 0
     connections: int = 2
+    keep_segments: bool = False  # shared memory stays open for the test, as `Cluster.segments`
     seed: int = 1
     read: Callable[[int, int], bool] = field(default=lambda _a, _b: True)  # may process a read process b?
 
@@ -135,6 +136,7 @@ class Cluster:
         self.process_of = [p for p, devices in enumerate(self.devices) for _ in devices]
         self.fake: Any = None
         self.sockets: dict[tuple[int, int], list[socket.socket]] = {}  # kept only by tests that break connections
+        self.segments: list[int] = []
         self.random = random.Random(self.options.seed)
         self._launch = itertools.count(1)
         self._set_key = itertools.count(1)
@@ -189,6 +191,9 @@ class Cluster:
             self.native.check(
                 lib.jc_world_shm_peer(self.worlds[processes[a]], processes[b], fds[b], b, os.getpid(), int(read))
             )
+        if self.options.keep_segments:
+            self.segments = fds
+            return
         for fd in fds:
             os.close(fd)
 
@@ -226,6 +231,9 @@ class Cluster:
             for s in sockets:
                 s.close()
         self.sockets = {}
+        for fd in self.segments:
+            os.close(fd)
+        self.segments = []
 
     def __enter__(self) -> Cluster:
         return self

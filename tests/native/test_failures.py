@@ -205,12 +205,13 @@ def _disagree(cluster: Cluster, odd: dict[str, Any]) -> list[str]:
     ("odd", "name"),
     [
         ({"count": 4999}, "all_reduce sum f32[4999]"),
+        ({"count": 0}, "all_reduce sum f32[0]"),
         ({"dtype": np.int32}, "all_reduce sum s32[5000]"),
         ({"reduce": "max"}, "all_reduce max f32[5000]"),
         ({"schedule": build("ring", Kind.ALL_GATHER, N)}, "all_gather none f32[5000]"),
         ({"schedule": build("ring", Kind.REDUCE_SCATTER, N)}, "reduce_scatter sum f32[5000]"),
     ],
-    ids=["count", "dtype", "reduction", "kind", "kind with larger operands"],
+    ids=["count", "nothing", "dtype", "reduction", "kind", "kind with larger operands"],
 )
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_ranks_that_disagree(transport: str, odd: dict[str, Any], name: str):
@@ -246,6 +247,21 @@ def test_a_rank_that_is_ahead_under_a_new_table_disagrees_with_nobody(transport:
         later += begin(cluster, schedule, [1, 2, 3], key=key, launch=second)
         assert run_until(cluster, ops, 10) == [""] * 4
         assert run_until(cluster, later, 10) == [""] * 4
+
+
+@pytest.mark.parametrize("kind", [Kind.ALL_REDUCE, Kind.ALL_GATHER])
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_an_operation_on_nothing_ends(transport: str, kind: Kind):
+    # Its messages are empty, but they are sent: a rank with something to say would be waited for until the deadline.
+    with Cluster(transport, 3) as cluster:
+        schedule = build("ring", kind, 3)
+        key, launch = cluster.define([schedule]), cluster.new_launch()
+        first = begin(cluster, schedule, [0, 1], count=0, key=key, launch=launch)
+        if cluster.fake is not None:
+            cluster.settle(lambda: False)
+        assert not first[0].wait(0.05)
+        ops = first + begin(cluster, schedule, [2], count=0, key=key, launch=launch)
+        assert run_until(cluster, ops, 5) == ["", "", ""]
 
 
 def test_different_schedules_are_noticed():

@@ -48,8 +48,10 @@ void jc_world_stop(jc_world* w);
 void jc_world_free(jc_world* w);
 const char* jc_world_link_name(jc_world* w, int process);
 int64_t jc_world_open_operations(jc_world* w);
-int jc_world_sending(jc_world* w); /* a process that has yet to take what was sent to it, -1: none */
-int jc_world_pump(jc_world* w);    /* without threads: one round of work */
+int jc_world_sending(jc_world* w);           /* a process that has yet to take what was sent to it, -1: none */
+int64_t jc_world_failures(jc_world* w);      /* executions that have failed here */
+int jc_world_peer(jc_world* w, int process); /* 0 there, 1 has left in order, 2 lost */
+int jc_world_pump(jc_world* w);              /* without threads: one round of work */
 void jc_world_tick(jc_world* w);
 void jc_world_use(jc_world* w); /* the world of the XLA handlers */
 

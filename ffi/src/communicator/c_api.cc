@@ -128,6 +128,14 @@ void jc_world_free(jc_world* w) {
   delete w;
 }
 const char* jc_world_link_name(jc_world* w, int process) { return w->world->LinkName(process); }
+int64_t jc_world_failures(jc_world* w) {
+  return w->world->engine() ? static_cast<int64_t>(w->world->engine()->failures()) : 0;
+}
+
+int jc_world_peer(jc_world* w, int process) {
+  return w->world->engine() ? static_cast<int>(w->world->engine()->StateOf(process)) : 0;
+}
+
 int64_t jc_world_open_operations(jc_world* w) {
   return w->world->engine() ? static_cast<int64_t>(w->world->engine()->open_operations()) : 0;
 }

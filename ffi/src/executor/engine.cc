@@ -187,9 +187,7 @@ void Engine::RunTasks(std::unique_lock<std::mutex>& lock) {
     lock.lock();
     t.execution->PinSenders(t.lane, t.node, -1);
     --t.execution->running;
-    if (!status.ok())
-      FailKey(t.execution->request.key, t.execution->Describe() + ": " + status.message() + t.execution->Where(t.node),
-              t.execution);
+    if (!status.ok()) FailKey(t.execution->request.key, t.execution->Describe() + ": " + status.message(), t.execution);
     if (!t.execution->failed) {
       t.execution->NodeRan(t.lane, t.node);
       continue;
@@ -283,6 +281,19 @@ int Engine::Sending() {
   return -1;
 }
 
+size_t Engine::failures() {
+  std::lock_guard<std::mutex> lock(mu_);
+  return failures_;
+}
+
+Engine::Peer Engine::StateOf(int process) {
+  std::lock_guard<std::mutex> lock(mu_);
+  if (process < 0 || static_cast<size_t>(process) >= closing_.size()) return Peer::kLost;
+  const Closing& closing = closing_[static_cast<size_t>(process)];
+  if (closing.since_ns == 0) return Peer::kThere;
+  return closing.why == kLeftInOrder ? Peer::kLeft : Peer::kLost;
+}
+
 void Engine::SetRecordSink(std::function<void()> wake, size_t threshold) {
   std::lock_guard<std::mutex> lock(mu_);
   record_wake_ = std::move(wake);
@@ -326,7 +337,7 @@ void Engine::Dispatch(Link* link, const Header& h, const void* payload) {
         e->OnOffer(link, h, static_cast<const RemoteSpan*>(payload), h.payload / sizeof(RemoteSpan), nullptr);
       break;
     case MessageType::kPosted:
-      if (h.payload == sizeof(RemoteSpan)) e->OnPosted(link, h, SpanAt(payload));
+      e->OnPosted(link, h, h.payload == sizeof(RemoteSpan) ? SpanAt(payload) : RemoteSpan{0, 0});
       break;
     case MessageType::kEager:
       e->OnEager(link, h, payload);
@@ -411,6 +422,7 @@ void Engine::TellAll(const OpKey& key, const std::string& why) {
 void Engine::FailKey(const OpKey& key, const std::string& why, const Execution* tell) {
   if (aborted_.emplace(key, why).second) {
     aborted_order_.push_back(key);
+    ++failures_;
     if (aborted_order_.size() > kMaxAborted) {
       aborted_.erase(aborted_order_.front());
       aborted_order_.pop_front();

@@ -73,6 +73,9 @@ class Engine : public LinkSink {
   size_t open_operations();
   // A living process that has yet to take what operations have sent it, -1: there is none.
   int Sending();
+  size_t failures();  // executions that have failed here
+  enum class Peer { kThere = 0, kLeft = 1, kLost = 2 };
+  Peer StateOf(int process);
   RecordBuffer& records() { return records_; }
   void SetRecordSink(std::function<void()> wake, size_t threshold);
   void set_record(bool on) { record_ = on; }
@@ -165,6 +168,7 @@ class Engine : public LinkSink {
   size_t early_bytes_ = 0;
   std::unordered_map<OpKey, std::string, Hash> aborted_;
   std::deque<OpKey> aborted_order_;
+  size_t failures_ = 0;
   std::deque<Task> tasks_;
   std::atomic<bool> has_tasks_{false};  // a hint for those who don't hold mu_
   void AddTask(Execution* e, uint32_t lane, uint32_t node) {

@@ -44,6 +44,7 @@ Execution::Execution(Engine* engine, OpRequest req, Completion completion)
       (uint64_t{static_cast<uint8_t>(program_.kind)} << 60) | (uint64_t{static_cast<uint8_t>(request.reduce)} << 56) |
       (uint64_t{static_cast<uint8_t>(request.dtype)} << 48) | ((static_cast<uint64_t>(n) & 0xffffffffffull) << 8) |
       (Mix64(program_.id ^ (plan_.table_version << 32)) & 0xff);
+  empty_ = n == 0;
   size_t largest = 0;
   for (uint32_t c = 0; c < program_.chunks.size(); ++c) {
     ranges_.push_back(program_.ChunkRange(c, n));
@@ -114,7 +115,8 @@ void Execution::StartLane(uint32_t lane) {
     for (uint32_t k = node.first_in; k < node.first_in + node.num_in; ++k) {
       InState& s = in(lane, k);
       s.accept_ns = now;
-      if (s.state == In::kNone && TransferBytes(lane, node.chunk, plan_.incoming[k].wide) == 0) s.state = In::kInPlace;
+      if (s.state == In::kNone && Skipped(TransferBytes(lane, node.chunk, plan_.incoming[k].wide)))
+        s.state = In::kInPlace;
       if (s.state == In::kNone || s.state == In::kLanding) ++left;
       if (s.state == In::kNone && !InPlace(node)) Accept(lane, k);
     }
@@ -164,7 +166,7 @@ void Execution::IssueSend(uint32_t lane, uint32_t id) {
   o.ready_ns = NowNs();
   Range r = LaneOf(node.chunk, lane);
   size_t bytes = static_cast<size_t>(r.size()) * WireSize(node.wide);
-  if (bytes == 0) return SendDone(lane, id);
+  if (Skipped(bytes)) return SendDone(lane, id);
   if (Local(node.peer)) {
     o.offered = true;
     // A rank that has not begun yet will look for itself when it does.
@@ -217,7 +219,7 @@ void Execution::OfferLocal(uint32_t lane, uint32_t transfer, Execution* to) {
 bool Execution::Post(Link* link, uint32_t lane, const Node& node, Range r, size_t bytes) {
   Slab* slab = link->slab();
   uint32_t readers = plan_.value_readers[node.value];
-  if (slab == nullptr || bytes > slab->limit(readers)) return false;
+  if (slab == nullptr || bytes == 0 || bytes > slab->limit(readers)) return false;
   if (posted_.empty()) posted_.resize(size_t{lanes_} * plan_.value_readers.size());
   PostState& p = posted_[size_t{lane} * plan_.value_readers.size() + node.value];
   ++p.asked;
@@ -272,12 +274,23 @@ bool Execution::Sent(const Header& h, uint32_t* id) const {
   return plan_.nodes[*id].peer == h.src;
 }
 
+// Shared memory loses nothing and repeats nothing, so the sender is at fault, and what it meant to say will not come.
+// (What an open connection brings is dropped: nobody who isn't asked can end an operation.)
+void Execution::Refuse(Link* link, const Header& h) {
+  if (link == nullptr || link->slab() == nullptr) return;
+  engine_->FailKey(request.key,
+                   Format("%s: rank %u sent something that doesn't belong here (message %u, transfer %u, lane %u, %u "
+                          "bytes); is one version of jaxcoll installed everywhere?",
+                          Describe().c_str(), h.src, static_cast<unsigned>(h.type), h.transfer, h.lane, h.payload),
+                   this);
+}
+
 void Execution::OnOffer(Link* link, const Header& h, const RemoteSpan* spans, size_t count, Execution* local_sender) {
   size_t total = 0;
   for (size_t k = 0; k < count; ++k) total += spans[k].size;
   uint32_t i;
   InState* s = Expected(h, &i, total);
-  if (s == nullptr || count == 0) return;
+  if (s == nullptr || count == 0) return Refuse(link, h);
   s->link = link;
   s->local_sender = local_sender;
   s->direct = link == nullptr;
@@ -291,7 +304,10 @@ void Execution::OnPosted(Link* link, const Header& h, const RemoteSpan& block) {
   uint32_t i;
   const void* data = link->Posted(block);
   InState* s = data == nullptr ? nullptr : Expected(h, &i, block.size);
-  if (s == nullptr) return link->ReleasePosted(block);
+  if (s == nullptr) {
+    link->ReleasePosted(block);
+    return Refuse(link, h);
+  }
   s->link = link;
   s->direct = true;
   s->posted = block;
@@ -303,7 +319,7 @@ void Execution::OnPosted(Link* link, const Header& h, const RemoteSpan& block) {
 void Execution::OnEager(Link* link, const Header& h, const void* payload) {
   uint32_t i;
   InState* s = Expected(h, &i, h.payload);
-  if (s == nullptr) return;
+  if (s == nullptr) return Refuse(link, h);
   s->link = link;
   s->buffer.reset(new uint8_t[h.payload]);
   memcpy(s->buffer.get(), payload, h.payload);

@@ -83,7 +83,7 @@ class Execution {
   std::string Missing(int* rank) const;
   // The edge that this process still has to serve, empty if this operation can end without it.
   std::string Needs(int process) const;
-  std::string Where(uint32_t node) const;  // " at step 2, edge 1->3 of graph 0 (schedule ring)"
+  std::string Where(uint32_t incoming) const;  // " at step 2, edge 1->3 of graph 0 (schedule ring)"
   static std::string DescribeSignature(uint64_t signature);
   size_t TaskBytes(uint32_t lane, uint32_t node) const;
   // How many more messages must come before this operation can go on: a waiter need not be woken for fewer.
@@ -173,6 +173,9 @@ class Execution {
   std::string EdgeText(uint32_t edge, int from, int to) const;
   int Culprit(int rank) const;
   bool Begun(int rank) const;
+  bool Skipped(size_t bytes) const { return bytes == 0 && !empty_; }  // nothing of this transfer travels
+  void Refuse(Link* link, const Header& h);                           // a message that this operation has no use for
+  Status Unreadable(const Status& status, uint32_t incoming) const;
   Status CopyIn(uint32_t lane, const Node& node);
   Status ReduceIn(uint32_t lane, const Node& node);
   // Reads bytes [at, at + size) of an offer out of the peer's memory.
@@ -188,6 +191,7 @@ class Execution {
   size_t element_size_;
   uint64_t signature_;
   bool large_ = false;  // the result is larger than the caches
+  bool empty_ = false;  // no elements: messages without bytes travel all the same, for the ranks may disagree on that
   uint32_t lanes_ = 1, window_ = 1, next_lane_ = 0;
   size_t num_sends_ = 0;
   size_t nodes_left_;

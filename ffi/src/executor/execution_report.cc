@@ -112,24 +112,22 @@ std::string Execution::Needs(int process) const {
       const InState& s = in(lane, k);
       const Incoming& i = plan_.incoming[k];
       bool unread = s.state == In::kNone || s.state == In::kLanding || (s.state == In::kOffered && !s.direct);
-      if (!there(i.peer) || !unread || IncomingBytes(lane, k) == 0) continue;
+      if (!there(i.peer) || !unread || Skipped(IncomingBytes(lane, k))) continue;
       return Format("waiting for rank %u at %s", i.peer, EdgeText(i.edge, i.peer, me).c_str());
     }
     for (uint32_t id = 0; id < plan_.nodes.size(); ++id) {
       const Node& node = plan_.nodes[id];
       if (node.kind != NodeKind::kSend || !there(node.peer) || out_[size_t{lane} * num_sends_ + send_index_[id]].done)
         continue;
-      if (TransferBytes(lane, node.chunk, node.wide) == 0) continue;
+      if (Skipped(TransferBytes(lane, node.chunk, node.wide))) continue;
       return Format("rank %u still has to take data at %s", node.peer, EdgeText(node.edge, me, node.peer).c_str());
     }
   }
   return {};
 }
 
-std::string Execution::Where(uint32_t id) const {
-  const Node& node = plan_.nodes[id];
-  if (node.kind != NodeKind::kVertex) return {};
-  const Incoming& i = plan_.incoming[node.first_in];
+std::string Execution::Where(uint32_t incoming) const {
+  const Incoming& i = plan_.incoming[incoming];
   return " at " + EdgeText(i.edge, i.peer, request.rank);
 }
 

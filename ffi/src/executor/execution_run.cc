@@ -40,7 +40,15 @@ std::vector<RemoteSpan> SubSpans(const RemoteSpan* spans, size_t count, size_t a
   return out;
 }
 
+Status TooShort() { return Status::Error("made an offer that is shorter than its transfer"); }
+
 }  // namespace
+
+Status Execution::Unreadable(const Status& status, uint32_t incoming) const {
+  if (status.ok()) return status;
+  return Status::Error(
+      Format("rank %u %s%s", plan_.incoming[incoming].peer, status.message().c_str(), Where(incoming).c_str()));
+}
 
 uint8_t* Execution::Locate(const Slot& slot, uint32_t chunk, int64_t at, int64_t* elements) const {
   if (slot.kind == SlotKind::kScratch)
@@ -128,12 +136,12 @@ Status Execution::CopyIn(uint32_t lane, const Node& node) {
         size_t left = 0;
         const uint8_t* from = LocateSpan(s.spans(), s.num_spans(), at + got, &left);
         size_t take = std::min(left, to.size - got);
-        if (from == nullptr) return Status::Error("an offer is shorter than its transfer");
+        if (from == nullptr) return Unreadable(TooShort(), node.first_in);
         CopyBytes(dst + got, from, take);
         got += take;
       }
     } else {
-      JC_RETURN_IF_ERROR(Fetch(s, at, to.size, dst));
+      JC_RETURN_IF_ERROR(Unreadable(Fetch(s, at, to.size, dst), node.first_in));
     }
     at += to.size;
   }
@@ -178,7 +186,7 @@ Status Execution::ReduceIn(uint32_t lane, const Node& node) {
     uint8_t* dst = Locate(node.dst, node.chunk, at, &m);
     uint8_t* own = has_own ? Locate(node.src, node.chunk, at, &m) : nullptr;
     m = InOnePiece(lane, node, at - r.begin, m);
-    if (m <= 0) return Status::Error("an offer is shorter than its transfer");
+    if (m <= 0) return Unreadable(TooShort(), node.first_in);
     sources.clear();
     int64_t local_begin = NowNs();
     for (uint32_t k = 0; k < node.num_in; ++k) {
@@ -193,7 +201,8 @@ Status Execution::ReduceIn(uint32_t lane, const Node& node) {
       } else {
         uint8_t* to = bounce.data() + static_cast<size_t>(block) * sizeof(double) * 2 * k;
         int64_t begin = NowNs();
-        JC_RETURN_IF_ERROR(Fetch(s, offset, static_cast<size_t>(m) * WireSize(wide), to));
+        JC_RETURN_IF_ERROR(
+            Unreadable(Fetch(s, offset, static_cast<size_t>(m) * WireSize(wide), to), node.first_in + k));
         s.transfer_ns += NowNs() - begin;
         sources.push_back({to, wide});
       }

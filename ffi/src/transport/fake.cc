@@ -43,7 +43,7 @@ class FakeLink final : public Link {
   }
 
   Status Read(const RemoteSpan* from, size_t spans, void* to, size_t size) override {
-    if (net_->dead_[static_cast<size_t>(to_)]) return Status::Error("the peer is dead");
+    if (net_->dead_[static_cast<size_t>(to_)]) return Status::Error("is lost (killed by the test)");
     auto* dst = static_cast<uint8_t*>(to);
     for (size_t i = 0; i < spans && size > 0; ++i) {
       size_t take = std::min<size_t>(from[i].size, size);
@@ -51,7 +51,7 @@ class FakeLink final : public Link {
       dst += take;
       size -= take;
     }
-    return size == 0 ? Status() : Status::Error("a read past the end of an offer");
+    return size == 0 ? Status() : Status::Error("made an offer that is shorter than its transfer");
   }
 
   int Forget(const OpKey&, int) override { return 0; }  // streams were copied

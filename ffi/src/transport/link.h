@@ -76,6 +76,9 @@ struct RemoteSpan {
 
 class Link;
 
+// Why a link is down whose process said goodbye.
+inline constexpr const char* kLeftInOrder = "its process has left";
+
 // Memory of this process that its peers see: a value copied here once is read by all of them in place. Blocks are freed
 // by their readers, without a message.
 class Slab {
@@ -137,7 +140,7 @@ class Link {
   virtual void Send(const Header& header, const Span* payload, size_t spans) = 0;
   // Push links: streams a whole transfer from the caller's memory as kData messages, then calls OnSent(token).
   virtual void Stream(const Header& header, const std::vector<Span>& payload, uint64_t token) = 0;
-  // Pull links: copies from the peer's memory.
+  // Pull links: copies from the peer's memory. An error's text goes on from the words "rank 3 ".
   virtual Status Read(const RemoteSpan* from, size_t spans, void* to, size_t size) = 0;
   // The slab that the peer at the other end can read, or null.
   virtual Slab* slab() { return nullptr; }

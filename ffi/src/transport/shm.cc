@@ -174,11 +174,12 @@ Status ShmLink::Read(const RemoteSpan* from, size_t spans, void* to, size_t size
       want += remote[n++].iov_len;
       if (done + want == size) break;
     }
-    if (n == 0) return Status::Error("a read past the end of an offer");
+    if (n == 0) return Status::Error("made an offer that is shorter than its transfer");
     iovec local{dst + done, want};
     ssize_t got = process_vm_readv(pid_, &local, 1, remote, n, 0);
+    if (got < 0 && errno == ESRCH) return Status::Error(Format("is lost (its process, pid %d, has ended)", pid_));
     if (got <= 0)
-      return Status::Error(Format("reading the memory of process %d (pid %d): %s", process(), pid_,
+      return Status::Error(Format("can't be read in place (the memory of process %d, pid %d): %s", process(), pid_,
                                   got == 0 ? "nothing came" : strerror(errno)));
     done += static_cast<size_t>(got);
     for (auto left = static_cast<size_t>(got); left > 0;) {
@@ -309,6 +310,8 @@ bool ShmTransport::Drain(ShmLink* link) {
         } else {
           sink_->OnMessage(link, h, payload);
         }
+      } else {
+        sink_->OnLinkDown(link, "its messages are damaged");
       }
     }
     tail += record.size;

@@ -135,7 +135,7 @@ void TcpTransport::Down(TcpLink* link) {
     }
     if (release) sink_->OnLanded(link, h);
   }
-  if (!stopping_) sink_->OnLinkDown(link, link->left_ ? "its process has left" : link->fault_);
+  if (!stopping_) sink_->OnLinkDown(link, link->left_ ? kLeftInOrder : link->fault_);
 }
 
 bool TcpTransport::HandleEvents(int timeout_ms) {

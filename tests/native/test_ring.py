@@ -1,0 +1,94 @@
+"""What a peer puts into the shared memory: what makes no sense ends the operation at once, not at its deadline."""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from jaxcoll.schedule import Kind, build
+
+from .harness import Cluster, Op
+from .test_frames import EAGER, MAGIC, OFFER, POSTED, Header
+
+pytestmark = pytest.mark.timeout(60)
+
+# ffi/src/transport/shm_layout.h
+BELL, RINGS, RING, DATA, RING_BYTES = 64, 192, 192 + (512 << 10), 192, 512 << 10
+SLAB = 2 << 20
+MESSAGE = 1
+_RECORD = struct.Struct("<IIQ")
+_FORM = struct.Struct("<IIBBHHHQQqI4xI4xQQQ")
+
+
+class Peer:
+    """Process 1 of two, played by the test, and an operation of rank 0 in process 0."""
+
+    def __init__(self, cluster: Cluster, op: Op):
+        self.op = op
+        self.theirs, self.mine = (mmap.mmap(fd, 0) for fd in cluster.segments)
+        ring = RINGS + 0 * RING  # from process 0
+        (head,) = struct.unpack_from("<Q", self.mine, ring)
+        assert head > 0, "rank 0 has said nothing"
+        header = Header(*_FORM.unpack_from(self.mine, ring + DATA + _RECORD.size))
+        assert header.magic == MAGIC
+        # Of the two transfers, 0->1 and 1->0, the other one.
+        self.known = Header(**{**vars(header), "src": 1, "dst": 0, "transfer": 1 - header.transfer})
+
+    def write(self, frame: bytes) -> None:
+        """One record in the ring to process 0."""
+        ring = RINGS + 1 * RING
+        (head,) = struct.unpack_from("<Q", self.theirs, ring)
+        size = (_RECORD.size + len(frame) + 15) // 16 * 16
+        at = ring + DATA + head % RING_BYTES
+        self.theirs[at : at + size] = (_RECORD.pack(size, MESSAGE, 0) + frame).ljust(size, b"\0")
+        struct.pack_into("<Q", self.theirs, ring, head + size)
+
+
+@contextmanager
+def peer(count: int) -> Iterator[Peer]:
+    with Cluster("shm", 2, timeout=30, mismatch=10, only=0, keep_segments=True) as cluster:
+        key = cluster.define([build("one_shot", Kind.ALL_REDUCE, 2)])
+        yield Peer(cluster, cluster.start(0, Kind.ALL_REDUCE, np.ones(count, np.float32), key, launch=1))
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload"),
+    [
+        (POSTED, struct.pack("<QQ", SLAB, 4096)),
+        (POSTED, struct.pack("<QQ", 2**64 - 64, 4096)),
+        (POSTED, struct.pack("<QQ", 100, 4096)),
+        (POSTED, struct.pack("<QQ", 64, 2**63)),
+        (POSTED, struct.pack("<QQ", 64, 400)),
+        (POSTED, b"abc"),
+        (OFFER, struct.pack("<QQ", 4096, 8)),
+        (OFFER, b""),
+        (EAGER, b"x" * 40),
+    ],
+    ids=["behind", "around", "unaligned", "huge", "short", "no block", "short offer", "no offer", "short message"],
+)
+def test_what_does_not_belong_ends_the_operation(kind: int, payload: bytes):
+    with peer(1024) as p:
+        p.write(p.known.pack(payload, type=kind))
+        error = p.op.error(2)
+        assert "rank 1 sent something that doesn't belong here" in error, error
+        assert "all_reduce sum f32[1024] (call 1 of its program) of rank 0" in error
+        assert (p.op.outputs[0].view(np.uint8) == 0xA5).all()
+
+
+def test_an_offer_of_memory_that_is_not_there():
+    with peer(100_000) as p:  # one lane, and too large for the slab
+        p.write(p.known.pack(struct.pack("<QQ", 4096, 400_000), type=OFFER))
+        error = p.op.error(2)
+        assert "rank 1 can't be read in place" in error, error
+        assert "edge 1->0 of graph 0" in error
+
+
+def test_damaged_messages_take_the_link_down():
+    with peer(1024) as p:
+        p.write(p.known.pack(b"", type=EAGER, magic=7))
+        assert "rank 1 is lost (its messages are damaged)" in p.op.error(2)
