@@ -7,6 +7,7 @@ lowered from then on carry a `ModuleSites` instead of two plain dictionaries (se
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -284,6 +285,20 @@ class LoweringOverride:
             else:
                 table[prim] = before
         self._saved.clear()
+
+
+def abandon_distributed() -> None:
+    """This process leaves without `jax.distributed`: it neither waits for others nor is ended when they are gone.
+
+    Its client and service live on until the process ends: their destructors would wait as `shutdown` does.
+    """
+    from jax._src import distributed
+
+    state = distributed.global_state
+    for held in (state.client, state.service, state.preemption_sync_manager):
+        if held is not None:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
+    state.client = state.service = state.preemption_sync_manager = None
 
 
 def distributed_client() -> tuple[Any | None, str | None]:

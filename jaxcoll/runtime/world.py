@@ -18,7 +18,7 @@ from typing import Any
 from jaxcoll import config
 from jaxcoll.errors import CollectiveError, UsageError
 from jaxcoll.runtime import job as jobs
-from jaxcoll.runtime import links, probe
+from jaxcoll.runtime import leaving, links, probe
 from jaxcoll.runtime.native import Native, load
 from jaxcoll.schedule import Kind, Schedule, build, encode
 from jaxcoll.version import __version__
@@ -253,6 +253,16 @@ class World:
         """How this process reaches process p: inproc, shm (reads in place), shm (ring), tcp."""
         return self.native.text(self.native.lib.jc_world_link_name(self.handle, p))
 
+    def failed(self) -> bool:
+        """Whether a collective has failed in this process, or another process is lost."""
+        lib = self.native.lib
+        return self._started and (lib.jc_world_failures(self.handle) > 0 or LOST in self.others().values())
+
+    def others(self) -> dict[int, int]:
+        """Every other process and how it is: THERE, LEFT or LOST."""
+        lib, me = self.native.lib, self.job.me
+        return {p: lib.jc_world_peer(self.handle, p) for p in range(self.job.processes) if p != me}
+
     def before_stop(self, call: Callable[[], None]) -> None:
         """`call` runs before this process leaves, while the library still works."""
         self._stops.append(call)
@@ -279,6 +289,8 @@ class World:
             time.sleep(0.002)
 
 
+THERE, LEFT, LOST = range(3)  # jc_world_peer
+
 _lock = threading.Lock()
 _world: World | None = None
 
@@ -293,7 +305,7 @@ def get() -> World:
             world = World(load(), jobs.current(), config.current())
             world.start()
             _world = world
-            atexit.register(_leave)
+            atexit.register(_leave, os.getpid())
         return _world
 
 
@@ -302,9 +314,12 @@ def running() -> World | None:
     return _world
 
 
-def _leave() -> None:
+def _leave(pid: int) -> None:
+    if _world is None or os.getpid() != pid:  # a forked child has our sockets, and is no member of the job
+        return
     try:
-        if _world is not None:
-            _world.stop()
+        if _world.failed():
+            leaving.agree(_world)
+        _world.stop()
     except Exception:
         log.exception("jaxcoll didn't end in order")

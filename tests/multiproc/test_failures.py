@@ -24,6 +24,7 @@ def run(mode: str, **settings: str) -> list[str]:
         while (codes := ranks.poll()) and any(codes[rank] is None for rank in awaited):
             assert time.monotonic() < deadline, "\n".join(ranks.tail(r) for r in range(N))
             time.sleep(0.05)
+        assert all(codes[rank] == 0 for rank in awaited), "\n".join(ranks.tail(r) for r in range(N))
         return [ranks.output(r) for r in range(N)]
 
 
