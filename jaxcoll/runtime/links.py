@@ -23,6 +23,7 @@ MAGIC = b"JAXCOLL1"
 _HELLO = struct.Struct("<8sII16s")  # magic, process, connection, nonce
 _MAC = 32
 _HANDSHAKE_S = 10.0
+_ACCEPT_AGAIN_S = 0.05
 _SIOCGIFADDR = 0x8915
 
 
@@ -90,16 +91,18 @@ class Listener:
         self.port: int = self._socket.getsockname()[1]
         self.accepted: dict[tuple[int, int], socket.socket] = {}
         self.refused = 0
+        self._closed = False
         self._cv = threading.Condition()
         self._thread = threading.Thread(target=self._accept, name="jaxcoll-listen", daemon=True)
         self._thread.start()
 
     def _accept(self) -> None:
-        while True:
+        while not self._closed:
             try:
                 s, _ = self._socket.accept()
             except OSError:
-                return  # closed
+                time.sleep(_ACCEPT_AGAIN_S)  # closed; or out of file descriptors for the moment, or the other has gone
+                continue
             # One slow stranger must not hold up the others.
             threading.Thread(target=self._greet, args=(s,), daemon=True).start()
 
@@ -142,6 +145,7 @@ class Listener:
                     )
 
     def close(self) -> None:
+        self._closed = True
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()

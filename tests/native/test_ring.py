@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import struct
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 import numpy as np
@@ -50,7 +50,7 @@ class Peer:
 
 
 @contextmanager
-def peer(count: int) -> Iterator[Peer]:
+def peer(count: int) -> Generator[Peer, None, None]:
     with Cluster("shm", 2, timeout=30, mismatch=10, only=0, keep_segments=True) as cluster:
         key = cluster.define([build("one_shot", Kind.ALL_REDUCE, 2)])
         yield Peer(cluster, cluster.start(0, Kind.ALL_REDUCE, np.ones(count, np.float32), key, launch=1))
