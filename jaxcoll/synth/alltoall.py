@@ -20,7 +20,8 @@ from jaxcoll.schedule import Schedule
 from jaxcoll.schedule.ir import Chunk, Collective, Kind
 from jaxcoll.synth.alltoall_cg import ColumnGeneration, Fractional, Limits, certified_bound
 from jaxcoll.synth.alltoall_net import IntArray, Net, Symmetry, is_equitable, no_symmetry, symmetry
-from jaxcoll.synth.alltoall_round import Router, Routing, rate_bound
+from jaxcoll.synth.alltoall_round import Router
+from jaxcoll.synth.alltoall_routing import Routing, rate_bound
 from jaxcoll.synth.alltoall_schedule import hops, to_schedule
 from jaxcoll.synth.alltoall_warm import AllToAllWarm
 from jaxcoll.synth.pricing import Pricer
@@ -33,8 +34,10 @@ LOOSE = 1e-3
 """The same where no symmetry helps: below what cutting into ten chunks costs anyway."""
 SEEDS = (8, 40)
 """Rounds of seeding with and without symmetry."""
-WORTH_MORE_CHUNKS = 1e-3
-"""Relative gain below which more chunks are not worth their messages."""
+FINER = (16, 32, 64)
+"""Parts that a block is cut into beyond the number of its chunks; a chunk may then hold several."""
+WORTH_MORE = 5e-4
+"""Relative gain below which more parts are not worth their messages."""
 
 SUSPICIOUS = 0.99
 """Below this share of the bound the classes are checked: a routing that nearly reaches the bound proves that it is
@@ -109,8 +112,9 @@ def all_to_all(
         build: make the Schedule; without it `schedule` is None.
 
     Returns:
-        SynthResult; `throughput` is exact. `details`: lp_rate, chunks, chunk_bound (no routing of at most `chunks`
-        chunks is faster), rank_classes, ...
+        SynthResult; `throughput` is exact. `details`: lp_rate, parts (equal ones, that blocks are cut into),
+        chunks (of the pair that has most), chunk_bound (no routing of as many equal parts, or fewer, is faster),
+        rank_classes, ...
 
     Raises:
         UsageError: bad arguments. Cancelled: the caller cancelled before there was any routing.
@@ -133,12 +137,12 @@ def all_to_all(
         if steps == "min":
             problem, lp = _fewest_steps(problem, lp, sym, threads)
     with watch.clock.phase("rounding"):
-        bounds = _chunk_bounds(problem, sym, lp)
+        bounds = _part_bounds(problem, sym, lp)
         routing = _round(problem, lp, bounds, warm, arcs)
         if _doubtful(problem, sym, routing, max(bounds.values())):
             sym = no_symmetry(net)
             lp, _ = _solve_lp(problem, sym, warm, arcs, threads)
-            bounds = _chunk_bounds(problem, sym, lp)
+            bounds = _part_bounds(problem, sym, lp)
             routing = max(routing, _round(problem, lp, bounds, warm, arcs), key=lambda r: r.rate(net))
     with watch.clock.phase("schedule"):
         schedule = to_schedule(net, routing, f"all_to_all:{topology.name}") if build else None
@@ -237,14 +241,15 @@ def _fewest_steps(problem: _Problem, lp: Fractional, sym: Symmetry, threads: int
     return kept
 
 
-def _chunk_bounds(problem: _Problem, sym: Symmetry, lp: Fractional) -> dict[int, float]:
-    """For every number of chunks a proven bound of the rate."""
+def _part_bounds(problem: _Problem, sym: Symmetry, lp: Fractional) -> dict[int, float]:
+    """For every number of parts a proven bound of the rate."""
     cap = np.zeros(len(sym.arc_count))
     cap[sym.arc_class] = problem.net.cap
     weights = np.zeros((len(lp.duals[:DUALS]), len(cap)))
     for row, dual in zip(weights, lp.duals, strict=False):
         np.add.at(row, sym.arc_class, dual)
-    return {k: rate_bound(cap, weights, k, lp.bound) for k in range(1, problem.chunks + 1)}
+    grid = [*range(1, problem.chunks + 1), *(k for k in FINER if k > problem.chunks > 1)]
+    return {k: rate_bound(cap, weights, k, lp.bound) for k in grid}
 
 
 def _round(
@@ -252,27 +257,27 @@ def _round(
 ) -> Routing:
     """The best routing found into at most `chunks` chunks."""
     net, watch = problem.net, problem.watch
-    router = Router(net, problem.pricer, lp.weight, problem.seed, watch.limits.stop)
+    router = Router(net, problem.pricer, lp.weight, problem.seed, watch.limits.stop, problem.chunks)
     if watch.cancelled:
         raise Cancelled("cancelled by the caller before there was a routing")
     fresh = warm is None or arcs is None
     best = router.first() if warm is None or arcs is None else warm.routing_in(net, arcs, router, problem.steps)
-    if best.chunks > problem.chunks:
-        best = best.with_chunks(problem.chunks)
-    best = router.improve(best, bounds[best.chunks])
+    if best.most_chunks() > problem.chunks or best.parts not in bounds:
+        best = best.with_parts(problem.chunks, net.arcs).tidy()
+    best = router.improve(best, bounds[best.parts])
     untried = dict(bounds)
     while untried and not watch.limits.stop():
         watch.tick(min(best.rate(net) / lp.bound, 1.0))
         top = max(untried.values())
-        count = min(k for k, bound in untried.items() if bound >= top * (1 - WORTH_MORE_CHUNKS))
-        if best.rate(net) >= untried.pop(count) * (1 - WORTH_MORE_CHUNKS):
+        count = min(k for k, bound in untried.items() if bound >= top * (1 - WORTH_MORE))
+        if best.rate(net) >= untried.pop(count) * (1 - WORTH_MORE):
             break
-        trial = router.improve(best.with_chunks(count), bounds[count])
-        if not fresh and trial.rate(net) < bounds[count] * (1 - WORTH_MORE_CHUNKS):
+        trial = router.improve(best.with_parts(count, net.arcs), bounds[count])
+        if not fresh and trial.rate(net) < bounds[count] * (1 - WORTH_MORE):
             # An old routing full of detours can be a bad place to start from.
             fresh = True
             trial = max(
-                trial, router.improve(router.first().with_chunks(count), bounds[count]), key=lambda r: r.rate(net)
+                trial, router.improve(router.first().with_parts(count, net.arcs), bounds[count]), key=lambda r: r.rate(net)
             )
         best = max(best, trial, key=lambda r: r.rate(net))
     return best
@@ -288,7 +293,7 @@ def _doubtful(problem: _Problem, sym: Symmetry, routing: Routing, bound: float) 
 def _exact_rate(net: Net, routing: Routing) -> Fraction:
     """K times the least capacity / load, exactly."""
     worst = np.flatnonzero(routing.load / net.cap >= (routing.load / net.cap).max() * (1 - 1e-9))
-    return min(routing.chunks * net.capacity[a] / int(routing.load[a]) for a in worst)
+    return min(routing.parts * net.capacity[a] / int(routing.load[a]) for a in worst)
 
 
 def _result(
@@ -317,7 +322,8 @@ def _result(
         "master_seconds": lp.seconds["master"],
         "rank_classes": len(sym.reps),
         "link_classes": len(sym.arc_count),
-        "chunks": routing.chunks,
+        "parts": routing.parts,
+        "chunks": routing.most_chunks(),
         "chunk_bound": max(chunk_bound, float(rate)),
         "capacity_unit": str(topology.unit_capacity()),
     }

@@ -1,142 +1,86 @@
-"""From the LP's rate to whole chunks: every pair's block is cut into K chunks, and every chunk gets one path.
+"""From the LP's rate to whole parts: every pair's block is cut into K parts, and bundles of parts get paths.
 
-For a target rate z arc a may carry floor(c_a K / z) chunks. The search routes all chunks, then negotiates: chunks
-above that number leave an
-arc and take the cheapest other path, where full arcs are dear and arcs that stay contested grow dearer for good (the
-idea of negotiated congestion
-in circuit routing). When the negotiation stalls, the target drops to what fewer arcs contradict, so a feasible
-routing always ends it.
+For a target rate z arc a may carry floor(c_a K / z) parts. The search routes all of them, then negotiates: parts
+above that number leave an arc and take the cheapest other path, where full arcs are dear and arcs that stay contested
+grow dearer for good (the idea of negotiated congestion in circuit routing). A bundle is split where only some of its
+parts must go or fit, as long as its pair has chunks left. When the negotiation stalls, the target drops to what fewer
+arcs contradict, so a feasible routing always ends it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from jaxcoll.synth.alltoall_net import FloatArray, IntArray, Net
+from jaxcoll.synth.alltoall_routing import Routing, arc_loads, pack_left, room, widen
 from jaxcoll.synth.pricing import Int32Array, Pricer, blocks
 
 FULL = 0.5
-"""Surcharge of a full arc at first, relative to its share of even prices. Less than one, so that chunks change places
-among equally short paths
-before any takes a detour, which costs capacity elsewhere."""
+"""Surcharge of a full arc at first, relative to its share of even prices. Less than one, so that parts change places
+among equally short paths before any takes a detour, which costs capacity elsewhere."""
 GROWTH = 4.0
 """Growth of the surcharge after a round that left more than this share of the excess:"""
 STUBBORN = 0.9
-WAVES = 4
+WAVES = 8
 NOISE = 0.2
-"""Noise on arc prices, relative to the even prices, a different one for every source: equal paths must not all be
-chosen alike."""
+"""Noise on arc prices, relative to the even prices, a different one for every end that is priced: equal paths must
+not all be chosen alike."""
 BLOCK = 32
-"""Sources priced together."""
+"""Ends priced together."""
 
 
-@dataclass
-class Routing:
-    """Whole chunks on paths. `source`, `dest`: int64 [units], sorted by (source, dest) with K = `chunks` units a
-    pair; `path`: int32 [units, hops]
-    of arcs, -1 padded; `load`: int64 [arcs]."""
-
-    chunks: int
-    source: IntArray
-    dest: IntArray
-    path: Int32Array
-    load: IntArray
-
-    def rate(self, net: Net) -> float:
-        """Rate of every pair when each chunk has the share 1/K: K * min over arcs of capacity / load."""
-        used = self.load > 0
-        return float(self.chunks * (net.cap[used] / self.load[used]).min(initial=np.inf))
-
-    def with_chunks(self, chunks: int) -> Routing:
-        """The same paths in other proportions: unit i of K' follows old unit floor(i K / K')."""
-        pairs = len(self.source) // self.chunks
-        pick = (np.arange(chunks) * self.chunks // chunks + np.arange(pairs)[:, None] * self.chunks).ravel()
-        path = self.path[pick]
-        return Routing(chunks, self.source[pick], self.dest[pick], path, arc_loads(path, len(self.load)))
-
-    def copy(self) -> Routing:
-        """A routing that can be changed without changing this one."""
-        return Routing(self.chunks, self.source, self.dest, self.path.copy(), self.load.copy())
-
-
-def arc_loads(path: Int32Array, arcs: int) -> IntArray:
-    """Units on every arc, int64 [arcs]."""
-    return np.bincount(path[path >= 0], minlength=arcs).astype(np.int64)
-
-
-def room(cap: FloatArray, chunks: int, rate: float) -> IntArray:
-    """Chunks that every arc may carry at `rate`, int64 like `cap`."""
-    return np.floor(cap * (chunks / rate) * (1 + 1e-12) + 1e-9).astype(np.int64)
-
-
-def rate_bound(cap: FloatArray, weights: FloatArray, chunks: int, bound: float) -> float:
-    """The highest rate that the dual weights allow to K whole chunks; <= `bound`.
-
-    `cap`: float64 [m], one a class of arcs of one capacity; `weights`: float64 [duals, m], the sum over each class's
-    arcs, scaled so that the
-    distances of all pairs add up to 1. A routing at rate z keeps to room(z), so K <= weights . room(z) for every
-    dual. room only changes where
-    c K / z is whole, hence the largest such z is found by bisection and moved up to the next change.
-    """
-
-    def fits(rate: float) -> bool:
-        return bool(((weights * room(cap, chunks, rate)).sum(axis=1) >= chunks * (1 - 1e-9)).all())
-
-    def snap(rate: float) -> float:
-        limit = room(cap, chunks, rate)
-        open_ = limit > 0
-        return float((cap[open_] * chunks / limit[open_]).min())
-
-    if fits(bound * (1 - 1e-9)):
-        return min(bound, snap(bound * (1 - 1e-9)))
-    low, high = 0.0, bound
-    while high - low > 1e-7 * bound:
-        middle = (low + high) / 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return min(bound, snap(low)) if low else 0.0
-
-
-def _nth_of_key(key: IntArray) -> IntArray:
-    """How many earlier entries have the same key, int64 [len(key)]."""
+def _before_of_key(key: IntArray, amount: IntArray) -> IntArray:
+    """The sum of `amount` of the earlier entries with the same key, int64 [len(key)]."""
     order = np.argsort(key, kind="stable")
-    ordered = key[order]
+    ordered, amounts = key[order], amount[order]
+    before = np.cumsum(amounts) - amounts
     first = np.flatnonzero(np.diff(ordered, prepend=-1))
     out = np.empty(len(key), np.int64)
-    out[order] = np.arange(len(key)) - np.repeat(first, np.diff(np.append(first, len(key))))
+    out[order] = before - np.repeat(before[first], np.diff(np.append(first, len(key))))
     return out
 
 
 class Router:
-    """Routes and re-routes units on one network. All randomness comes from `seed`."""
+    """Routes and re-routes bundles on one network. All randomness comes from `seed`."""
 
-    def __init__(self, net: Net, pricer: Pricer, weight: FloatArray, seed: int, stop: Callable[[], bool]):
-        """`weight`: the LP's arc prices, float64 [arcs]. Half of the base price is theirs, half is 1/capacity, for
-        the arcs the LP leaves free."""
-        self.net, self.pricer, self.stop = net, pricer, stop
+    def __init__(
+        self, net: Net, pricer: Pricer, weight: FloatArray, seed: int, stop: Callable[[], bool], chunks: int = 1
+    ):
+        """`weight`: the LP's arc prices, float64 [arcs]; the base price is theirs and 1/capacity, for the arcs that
+        the LP leaves free. `chunks`: most bundles of a pair."""
+        self.net, self.pricer, self.stop, self.chunks = net, pricer, stop, chunks
         self.even = 1 / (net.cap * net.arcs)
         self.noise = (NOISE * self.even)[:, None]
         self.base = weight / (net.cap @ weight) + self.even
         self.rng = np.random.default_rng(seed)
 
     def paths(self, weight: FloatArray, source: IntArray, dest: IntArray) -> Int32Array:
-        """Cheapest paths under noisy prices, int32 [units, hops]."""
-        sources, column = np.unique(source, return_inverse=True)
+        """Cheapest paths under noisy prices, int32 [len(source), hops].
+
+        Trees grow from the end that more of the paths share, see `_ends`.
+        """
+        out = np.full((len(source), 0), -1, np.int32)
+        for units, side, root, leaf in self._ends(source, dest):
+            found = self._trees((self.pricer, self.pricer.turned)[side], weight, root[units], leaf[units])
+            out = widen(out, found.shape[1])
+            out[units, : found.shape[1]] = pack_left(found[:, ::-1]) if side else found
+        return out
+
+    def _trees(self, pricer: Pricer, weight: FloatArray, root: IntArray, leaf: IntArray) -> Int32Array:
+        roots, column = np.unique(root, return_inverse=True)
         order = np.argsort(column, kind="stable")
-        cuts = np.searchsorted(column[order], np.arange(0, len(sources), BLOCK)[1:])
-        parts: list[tuple[IntArray, Int32Array]] = []
+        cuts = np.searchsorted(column[order], np.arange(0, len(roots), BLOCK)[1:])
+        out = np.full((len(root), 0), -1, np.int32)
         for i, units in enumerate(np.split(order, cuts)):
-            block = sources[i * BLOCK : (i + 1) * BLOCK]
+            block = roots[i * BLOCK : (i + 1) * BLOCK]
             noise = self.rng.random((self.net.arcs, len(block)), dtype=np.float32) * self.noise
-            forest = self.pricer.trees(weight[:, None] + noise, block)
-            parts.append((units, forest.paths(column[units] - i * BLOCK, dest[units])))
-        out = np.full((len(source), max((p.shape[1] for _, p in parts), default=0)), -1, np.int32)
-        for units, part in parts:
-            out[units, : part.shape[1]] = part
+            found = pricer.trees(weight[:, None] + noise, block).paths(column[units] - i * BLOCK, leaf[units])
+            out = widen(out, found.shape[1])
+            out[units, : found.shape[1]] = found
         return out
 
     def first(self) -> Routing:
@@ -146,16 +90,12 @@ class Router:
         source, dest = np.divmod(np.arange(n * n), n)
         keep = source != dest
         source, dest = source[keep], dest[keep]
-        load = np.zeros(self.net.arcs, np.int64)
-        path = np.full((len(source), 0), -1, np.int32)
+        weight = np.ones(len(source), np.int64)
+        work = Routing(1, source, dest, weight, np.full((len(source), 0), -1, np.int32), np.zeros(self.net.arcs, int))
         for block in np.array_split(self.rng.permutation(n), -(-n // 8)):
-            weight = self._crowded(load)
             units = np.flatnonzero(np.isin(source, block))
-            new = self.paths(weight, source[units], dest[units])
-            path = _widen(path, new.shape[1])
-            path[units, : new.shape[1]] = new
-            load += arc_loads(new, self.net.arcs)
-        return Routing(1, source, dest, path, load)
+            self._place(work, units, self.paths(self._crowded(work.load), source[units], dest[units]))
+        return work
 
     def _crowded(self, load: IntArray) -> FloatArray:
         """Base prices with a surcharge on the arcs that are used most."""
@@ -163,7 +103,8 @@ class Router:
         return self.base + self.even * (FULL * share / max(share.max(), 1e-300))
 
     def repair(self, routing: Routing, broken: NDArray[np.bool_]) -> None:
-        """Give the units marked in `broken` new paths at the present loads (their paths are not counted in `load`)."""
+        """Give the bundles marked in `broken` new paths at the present loads (their paths are not counted in
+        `load`)."""
         units = np.flatnonzero(broken)
         if len(units):
             weight = self._crowded(routing.load)
@@ -173,16 +114,16 @@ class Router:
         """A routing of a rate up to `target`, negotiated from a copy of `routing`; never a slower one than that."""
         work, history = routing.copy(), np.zeros(self.net.arcs)
         while not self.stop():
-            limit = room(self.net.cap, work.chunks, target)
+            limit = room(self.net.cap, work.parts, target)
             self._settle(work, limit, patience, history)
             over = work.load > limit
             if not over.any():
                 break
             # Drop the target to where half of the contested arcs are content.
-            target = float(np.median(self.net.cap[over] * work.chunks / work.load[over]))
+            target = float(np.median(self.net.cap[over] * work.parts / work.load[over]))
             if target <= routing.rate(self.net):
                 break
-        return max(routing, work, key=lambda r: r.rate(self.net))
+        return max(routing, work, key=lambda r: r.rate(self.net)).tidy()
 
     def _settle(self, work: Routing, limit: IntArray, patience: int, history: FloatArray) -> None:
         """Negotiate until nothing is above its limit, or until `patience` rounds brought no progress."""
@@ -197,27 +138,49 @@ class Router:
                 surcharge = surcharge * GROWTH if surcharge < most else FULL
 
     def _negotiate(self, work: Routing, limit: IntArray, surcharge: float, history: FloatArray) -> None:
-        """One round: units above the limits get other paths, in a few waves that each see where the one before went."""
+        """One round: parts above the limits get other paths, in a few waves that each see where the one before went."""
         units = self._evict(work, limit)
         for wave in range(WAVES):
             free = limit - work.load
             weight = self.base + self.even * (history + surcharge * (free <= 0))
             new = self.paths(weight, work.source[units], work.dest[units])
-            fits = self._fitting(new, free)
+            fits = self._fitting(new, work.weight[units], free)
             if wave == WAVES - 1 or not fits.any():
-                fits[:] = True  # no room for these, or none left in this round: they overload their cheapest path
-            self._place(work, units[fits], new[fits])
-            units = units[~fits]
+                fits = work.weight[units]  # no room for these, or none left in this round: they overload their path
+            rest = self._split(work, units, fits)
+            placed = fits > 0
+            self._place(work, units[placed], new[placed])
+            units = np.concatenate([units[~placed], rest])
             if not len(units):
                 break
         history += 0.1 * np.minimum(np.maximum(work.load - limit, 0) / np.maximum(limit, 1.0), 1.0)
 
-    def _evict(self, work: Routing, limit: IntArray) -> IntArray:
-        """Take units off overloaded arcs until those are within their room: the units, whose paths are now empty.
+    def _split(self, work: Routing, units: IntArray, amount: IntArray) -> IntArray:
+        """Cuts bundles so that `amount` parts (0: leave it) stay in each of `units`: the new bundles, without paths,
+        that hold the rest. Where a pair has no chunk left `amount` is set to 0, in place."""
+        cut = np.flatnonzero((amount > 0) & (amount < work.weight[units]))
+        if not len(cut):
+            return cut
+        pair = work.pair()
+        mine = pair[units[cut]]
+        left = self.chunks - np.bincount(pair)[mine]
+        allowed = _before_of_key(mine, np.ones(len(mine), np.int64)) < left
+        amount[cut[~allowed]] = 0
+        cut = cut[allowed]
+        old = units[cut]
+        rest = work.weight[old] - amount[cut]
+        work.weight[old] = amount[cut]
+        new = np.arange(len(work.weight), len(work.weight) + len(old))
+        work.source, work.dest = np.append(work.source, work.source[old]), np.append(work.dest, work.dest[old])
+        work.weight = np.append(work.weight, rest)
+        work.path = np.concatenate([work.path, np.full((len(old), work.path.shape[1]), -1, np.int32)])
+        return new
 
-        Units are drawn at random, but in every second round (on average) those on detours go first: where the LP
-        leaves no slack, one chunk that
-        passes through a tight cut twice is what keeps the others out.
+    def _evict(self, work: Routing, limit: IntArray) -> IntArray:
+        """Take parts off overloaded arcs until those are within their room: the bundles, whose paths are now empty.
+
+        Bundles are drawn at random, but in every second round (on average) those on detours go first: where the LP
+        leaves no slack, one that passes through a tight cut twice is what keeps the others out.
         """
         over = np.append(np.maximum(work.load - limit, 0), 0)
         rows, cols = np.divmod(np.flatnonzero((over > 0)[work.path].ravel()), work.path.shape[1])
@@ -225,43 +188,62 @@ class Router:
         if self.rng.random() < 0.5:
             path = work.path[rows[order]]
             paid = np.append(self.base, 0.0)[path].sum(axis=1)
-            detour = paid - self.nearest[work.source[rows[order]], work.dest[rows[order]]]
+            detour = paid - self._nearest(work.source[rows[order]], work.dest[rows[order]])
             order = order[np.argsort(-np.round(detour / self.even.min()), kind="stable")]
-        rows, arcs = rows[order], work.path[rows[order], cols[order]]
-        units = np.unique(rows[_nth_of_key(arcs.astype(np.int64)) < over[arcs]])
-        work.load -= arc_loads(work.path[units], self.net.arcs)
-        work.path[units] = -1
-        return units
+        rows, arcs = rows[order], work.path[rows[order], cols[order]].astype(np.int64)
+        must = np.clip(over[arcs] - _before_of_key(arcs, work.weight[rows]), 0, work.weight[rows])
+        go = np.zeros(len(work.weight), np.int64)
+        np.maximum.at(go, rows, must)
+        units = np.flatnonzero(go)
+        stay = work.weight[units] - go[units]
+        work.load -= arc_loads(work.path[units], work.weight[units], self.net.arcs)
+        leave = self._split(work, units, stay)  # those that can't be cut go whole
+        kept = units[stay > 0]
+        work.load += arc_loads(work.path[kept], work.weight[kept], self.net.arcs)
+        whole = units[stay == 0]
+        work.path[whole] = -1
+        return np.concatenate([whole, leave])
+
+    def _nearest(self, source: IntArray, dest: IntArray) -> FloatArray:
+        """Distances at base prices, float64 like `source`."""
+        out = np.empty(len(source))
+        for units, side, root, leaf in self._ends(source, dest):
+            known, pricer = self._distances[side], (self.pricer, self.pricer.turned)[side]
+            roots = np.unique(root[units])
+            for block in blocks(roots[np.isnan(known[roots, 0])]):
+                known[block] = pricer.trees(self.base, block).dist[: self.net.ranks].T
+            out[units] = known[root[units], leaf[units]]
+        return out
 
     @cached_property
-    def nearest(self) -> FloatArray:
-        """Distances at base prices, float64 [ranks, ranks]."""
-        parts = [
-            self.pricer.trees(self.base, block).dist[: self.net.ranks].T for block in blocks(np.arange(self.net.ranks))
-        ]
-        return np.concatenate(parts)
+    def _distances(self) -> tuple[FloatArray, FloatArray]:
+        """From every rank to all, and to every rank from all, float64 [ranks, ranks] each; a row of NaN until it is
+        asked for."""
+        shape = (self.net.ranks, self.net.ranks)
+        return np.full(shape, np.nan), np.full(shape, np.nan)
 
-    def _fitting(self, path: Int32Array, free: IntArray) -> NDArray[np.bool_]:
-        """Which units can be placed together without overloading: in random order, those whose every arc has room
-        after the ones before."""
+    def _ends(self, source: IntArray, dest: IntArray) -> list[tuple[IntArray, int, IntArray, IntArray]]:
+        """(pairs, 0, sources, dests) of the pairs that are priced from their source, and (pairs, 1, dests, sources) of
+        those priced, against the arcs, from their destination: whichever end more of the pairs share."""
+        n = self.net.ranks
+        there = np.bincount(dest, minlength=n)[dest] > np.bincount(source, minlength=n)[source]
+        ends = [(np.flatnonzero(~there), 0, source, dest), (np.flatnonzero(there), 1, dest, source)]
+        return [end for end in ends if len(end[0])]
+
+    def _fitting(self, path: Int32Array, weight: IntArray, free: IntArray) -> IntArray:
+        """How many parts of every bundle can be placed together without overloading, int64 like `weight`: in random
+        order, as many as every arc has room for after those before."""
         order = self.rng.permutation(len(path))
         rows, cols = np.nonzero(path[order] >= 0)
-        arcs = path[order[rows], cols].astype(np.int64)
-        late = _nth_of_key(arcs) >= free[arcs]
-        fits = np.ones(len(path), dtype=bool)
-        fits[order[rows[late]]] = False
+        bundle = order[rows]
+        arcs = path[bundle, cols].astype(np.int64)
+        left = np.clip(free[arcs] - _before_of_key(arcs, weight[bundle]), 0, weight[bundle])
+        fits = weight.copy()
+        np.minimum.at(fits, bundle, left)
         return fits
 
     def _place(self, work: Routing, units: IntArray, path: Int32Array) -> None:
-        work.path = _widen(work.path, path.shape[1])
+        work.path = widen(work.path, path.shape[1])
         work.path[units] = -1
         work.path[units, : path.shape[1]] = path
-        work.load += arc_loads(path, self.net.arcs)
-
-
-def _widen(path: Int32Array, width: int) -> Int32Array:
-    if path.shape[1] >= width:
-        return path
-    out = np.full((len(path), width), -1, np.int32)
-    out[:, : path.shape[1]] = path
-    return out
+        work.load += arc_loads(path, work.weight[units], self.net.arcs)

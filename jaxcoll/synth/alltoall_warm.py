@@ -14,11 +14,12 @@ import numpy as np
 
 from jaxcoll.errors import UsageError
 from jaxcoll.synth.alltoall_net import FloatArray, IntArray, Net
-from jaxcoll.synth.alltoall_round import Router, Routing, arc_loads
+from jaxcoll.synth.alltoall_round import Router
+from jaxcoll.synth.alltoall_routing import Routing
 from jaxcoll.synth.alltoall_schedule import hops
 from jaxcoll.synth.pricing import Int32Array, Trees
 
-FORMAT, VERSION = "jaxcoll-all-to-all-warm", 1
+FORMAT, VERSION = "jaxcoll-all-to-all-warm", 2
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class AllToAllWarm:
     routing: Routing
 
     def links(self) -> list[tuple[int, int, int, float]]:
-        """Every used link: (tail, head, chunks on it, share of its capacity left unused at the schedule's rate).
+        """Every used link: (tail, head, parts on it, share of its capacity left unused at the schedule's rate).
 
         Links with the least share left are the bottleneck cut that the planner watches (MCCL 3.1, base slack).
         """
@@ -71,7 +72,7 @@ class AllToAllWarm:
         path = arcs[old.path].astype(np.int32)
         broken = ((path < 0) & (old.path >= 0)).any(axis=1) | (hops(self.net, old.path) > steps)
         path[broken] = -1
-        routing = Routing(old.chunks, old.source, old.dest, path, arc_loads(path, net.arcs))
+        routing = Routing.of(old.parts, old.source, old.dest, old.weight, path, net.arcs)
         router.repair(routing, broken)
         return routing
 
@@ -87,11 +88,11 @@ def warm_to_json(warm: AllToAllWarm) -> str:
     net, trees, routing = warm.net, warm.trees, warm.routing
     data = _pack(
         tail=net.tail, head=net.head, source=trees.source, start=trees.start, arc=trees.arc, units=trees.units,
-        weight=warm.weight, path=routing.path,
+        weight=warm.weight, path=routing.path, pair=routing.pair(), parts=routing.weight,
     )  # fmt: skip
     head = {"format": FORMAT, "version": VERSION, "ranks": net.ranks, "nodes": net.nodes, "names": net.names}
     capacity = [str(c) for c in net.capacity]
-    return json.dumps({**head, "capacity": capacity, "chunks": routing.chunks, "data": data}, indent=1)
+    return json.dumps({**head, "capacity": capacity, "parts": routing.parts, "data": data}, indent=1)
 
 
 def warm_from_json(text: str, source: str = "<string>") -> AllToAllWarm:
@@ -111,20 +112,18 @@ def _read(head: dict[str, Any]) -> AllToAllWarm:
     capacity = tuple(map(Fraction, head["capacity"]))
     net = Net(head["ranks"], head["nodes"], data["tail"], data["head"], capacity, tuple(head["names"]))
     trees = Trees(data["source"], data["start"], data["arc"], data["units"])
-    source, dest = _pairs(net.ranks, head["chunks"])
-    path = data["path"]
+    path, pair, parts = data["path"], data["pair"], data["parts"]
     used = max(path.max(initial=-1), trees.arc.max(initial=-1))
-    if (
-        not len(net.tail) == len(net.head) == len(data["weight"]) == net.arcs
-        or path.shape[0] != len(source)
-        or used >= net.arcs
-    ):
+    if not len(net.tail) == len(net.head) == len(data["weight"]) == net.arcs or used >= net.arcs:
         raise ValueError("arrays that don't fit the network")
-    routing = Routing(head["chunks"], source, dest, path, arc_loads(path, net.arcs))
-    return AllToAllWarm(net, trees, data["weight"], routing)
+    source, dest = np.divmod(pair, net.ranks)
+    whole = np.zeros(net.ranks**2, np.int64)
+    np.add.at(whole, pair, parts)
+    if not len(pair) == len(parts) == len(path) or (whole.reshape(net.ranks, -1) != _shares(net, head["parts"])).any():
+        raise ValueError("pairs whose blocks are not routed as a whole")
+    return AllToAllWarm(net, trees, data["weight"], Routing.of(head["parts"], source, dest, parts, path, net.arcs))
 
 
-def _pairs(ranks: int, chunks: int) -> tuple[IntArray, IntArray]:
-    source, dest = np.divmod(np.arange(ranks * ranks), ranks)
-    keep = source != dest
-    return np.repeat(source[keep], chunks), np.repeat(dest[keep], chunks)
+def _shares(net: Net, parts: int) -> IntArray:
+    """Parts of every pair, int64 [ranks, ranks]."""
+    return parts * (1 - np.eye(net.ranks, dtype=np.int64))

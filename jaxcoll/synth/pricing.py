@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -164,6 +165,12 @@ class Pricer:
         row = np.full(self.net.nodes, -1, np.int64)
         row[heads.nodes] = np.arange(len(heads.nodes))
         return row
+
+    @cached_property
+    def turned(self) -> Pricer:
+        """The same with every arc turned round (and its number kept): trees towards a rank."""
+        net = self.net
+        return Pricer(Net(net.ranks, net.nodes, net.head, net.tail, net.capacity, net.names), self.steps)
 
     def short(self, trees: Trees) -> Trees:
         """Those of `trees` in which no path takes more rank-to-rank hops than this pricer's steps."""

@@ -130,7 +130,7 @@ def test_throughput_is_what_the_schedule_loads_allow(failure: int) -> None:
     result = all_to_all(topology)
     assert result.schedule is not None
     run(result.schedule, 20)
-    load = link_loads(topology, result.schedule, result.details["chunks"])
+    load = link_loads(topology, result.schedule, result.details["parts"])
     assert result.throughput == min(topology.capacity[arc] / amount for arc, amount in load.items())
 
 

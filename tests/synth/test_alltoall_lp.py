@@ -15,7 +15,8 @@ from jaxcoll.synth.alltoall import all_to_all
 from jaxcoll.synth.alltoall_cg import ColumnGeneration, Limits, certified_bound
 from jaxcoll.synth.alltoall_cuts import cut_prices
 from jaxcoll.synth.alltoall_net import Net, is_equitable, no_symmetry, symmetry
-from jaxcoll.synth.alltoall_round import Router, rate_bound
+from jaxcoll.synth.alltoall_round import Router
+from jaxcoll.synth.alltoall_routing import arc_loads, rate_bound
 from jaxcoll.synth.pricing import Pricer
 from jaxcoll.topology import Topology
 from jaxcoll.topology.builders import overlay, parse
@@ -162,8 +163,9 @@ def test_whole_chunks_against_the_milp(spec: str) -> None:
         bound = all_to_all(worse, chunks=chunks, build=False).details["chunk_bound"]
         assert bound >= best * (1 - 1e-6)
     result = all_to_all(worse, chunks=3, build=False)
-    assert float(result.throughput) <= best * (1 + 1e-6)
-    assert float(result.throughput) >= best * (1 - 0.0213)
+    assert result.details["chunks"] <= 3
+    assert float(result.throughput) <= arc_lp.solve(net).throughput * (1 + 1e-6)
+    assert float(result.throughput) >= best * (1 - 0.0213)  # chunks of unequal size may also beat the MILP's
 
 
 def test_chunk_bound_moves_to_the_next_possible_rate() -> None:
@@ -181,6 +183,6 @@ def test_negotiation_never_loses() -> None:
     first = router.first()
     better = router.improve(first, 100.0, patience=2)
     assert better.rate(net) >= first.rate(net)
-    again = np.bincount(better.path[better.path >= 0], minlength=net.arcs)
+    again = arc_loads(better.path, better.weight, net.arcs)
     np.testing.assert_array_equal(better.load, again)
     assert router.improve(better, better.rate(net)).rate(net) == better.rate(net)
