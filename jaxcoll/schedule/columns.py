@@ -51,7 +51,9 @@ class EdgeColumns:
         if len(fan) and int(fan.min()) < 1:
             return f"edge {int(fan.argmin())} carries no chunk; leave it out"
         if len(self.chunk) > len(fan):  # else there is one chunk an edge, and none can come twice
-            key = np.sort(np.repeat(np.arange(len(fan)), fan) * chunks + self.chunk)
+            key = np.repeat(np.arange(len(fan)), fan) * chunks + self.chunk
+            if not (key[1:] > key[:-1]).all():
+                key.sort()
             twice = np.flatnonzero(key[1:] == key[:-1])
             if len(twice):
                 edge, chunk = divmod(int(key[twice[0]]), chunks)

@@ -292,8 +292,10 @@ def _doubtful(problem: _Problem, sym: Symmetry, routing: Routing, bound: float) 
 
 def _exact_rate(net: Net, routing: Routing) -> Fraction:
     """K times the least capacity / load, exactly."""
-    worst = np.flatnonzero(routing.load / net.cap >= (routing.load / net.cap).max() * (1 - 1e-9))
-    return min(routing.parts * net.capacity[a] / int(routing.load[a]) for a in worst)
+    share = routing.load / net.cap
+    worst = np.flatnonzero(share >= share.max() * (1 - 1e-9))
+    _, first = np.unique(np.column_stack([routing.load[worst], net.cap[worst]]), axis=0, return_index=True)
+    return min(routing.parts * net.capacity[a] / int(routing.load[a]) for a in worst[first])
 
 
 def _result(
@@ -311,7 +313,7 @@ def _result(
     bound = max(lp.bound, float(rate))
     late = watch.limits.stop()
     why = ("cancelled by the caller" if watch.cancelled else "time limit") + ": the best so far" if late else ""
-    depth = int(hops(net, routing.path).max())
+    depth = schedule.steps if schedule else int(hops(net, routing.path).max())
     if not why and not lp.converged:
         why = f"the LP was left between {lp.rate:.6g} and its bound, where progress had become slow"
     details: dict[str, Any] = {

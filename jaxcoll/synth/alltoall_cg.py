@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from jaxcoll.synth.alltoall_cuts import cut_prices
-from jaxcoll.synth.alltoall_net import FloatArray, Net, Symmetry
+from jaxcoll.synth.alltoall_net import FloatArray, Net, Symmetry, strong_components
 from jaxcoll.synth.master import DUAL_TOLERANCE, MasterSolution, RestrictedMaster
 from jaxcoll.synth.pricing import Pricer, Trees, blocks
 
@@ -74,8 +74,30 @@ class Fractional:
 def certified_bound(net: Net, pricer: Pricer, weight: FloatArray) -> tuple[float, FloatArray]:
     """(upper bound on z, distance sums of all sources float64 [ranks]) for arc weights, on the whole network without
     any symmetry."""
-    total = np.concatenate([pricer.trees(weight, block).total() for block in blocks(np.arange(net.ranks))])
+    if pricer.steps >= net.ranks - 1:
+        total = _contracted_totals(net, weight)
+    else:
+        total = np.concatenate([pricer.trees(weight, block).total() for block in blocks(np.arange(net.ranks))])
     return float((net.cap * weight).sum() / total.sum()), total
+
+
+def _contracted_totals(net: Net, weight: FloatArray) -> FloatArray:
+    """Distance sums of all sources, float64 [ranks], with nodes that free arcs join both ways made one: prices are
+    mostly those of cuts, zero on almost every arc, and leave a handful of nodes."""
+    label = strong_components(net.nodes, net.tail[weight == 0], net.head[weight == 0])
+    count = np.bincount(label[: net.ranks], minlength=int(label.max()) + 1)
+    order = np.argsort(count == 0, kind="stable")  # components with ranks first
+    label, count = np.argsort(order)[label], count[order]
+    tail, head = label[net.tail], label[net.head]
+    at = np.flatnonzero(tail != head)
+    at = at[np.lexsort((weight[at], head[at], tail[at]))]
+    at = at[np.diff(tail[at] * len(count) + head[at], prepend=-1) != 0]  # of parallel arcs the cheapest
+    ranks = int((count > 0).sum())
+    small = Net(ranks, len(count), tail[at], head[at], tuple(net.capacity[a] for a in at))
+    pricer, sums = Pricer(small), np.zeros(len(count))
+    for block in blocks(np.arange(ranks)):
+        sums[block] = count[:ranks] @ pricer.trees(weight[at], block).dist[:ranks]
+    return sums[label[: net.ranks]]
 
 
 def _tailing(gaps: list[float], rate: float) -> bool:

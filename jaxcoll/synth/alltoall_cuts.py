@@ -8,52 +8,57 @@ the clusters of single linkage (join nodes over ever thinner links: ranks, hosts
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from jaxcoll.synth.alltoall_net import FloatArray, Net
+from jaxcoll.synth.alltoall_net import FloatArray, IntArray, Net
 
 
-def clusters(net: Net) -> list[NDArray[np.bool_]]:
-    """Node sets joined by links of at least some capacity, for every capacity, and every single rank; bool [nodes]
-    each."""
+def levels(net: Net) -> list[IntArray]:
+    """Node sets joined by links of at least some capacity, for every capacity at which sets join, as a label a node,
+    int64 [nodes] each; every node alone at first. The last level, where all are one, is left out."""
     parent = list(range(net.nodes))
-    member = [np.arange(net.nodes) == v for v in range(net.nodes)]
-    found = member[: net.ranks]
 
     def root(v: int) -> int:
         while parent[v] != v:
             parent[v] = v = parent[parent[v]]
         return v
 
+    found, left, joined = [np.arange(net.nodes)], net.nodes, False
     order = np.argsort(-net.cap, kind="stable")
-    tail, head, cap = net.tail[order].tolist(), net.head[order].tolist(), net.cap[order]
+    tail, head, cap = net.tail[order].tolist(), net.head[order].tolist(), net.cap[order].tolist()
     for i, (u, v) in enumerate(zip(tail, head, strict=True)):
         a, b = root(u), root(v)
         if a != b:
-            parent[b] = a
-            member[a] = member[a] | member[b]
-        # Links of one capacity join at once: what a prefix of them joins means nothing.
-        if i + 1 == len(tail) or cap[i + 1] < cap[i]:
-            live = {root(x) for x in range(net.nodes)}
-            found += [member[r] for r in sorted(live) if 1 < member[r][: net.ranks].sum() < net.ranks]
-            if len(live) == 1:
+            parent[b], left, joined = a, left - 1, True
+            if left == 1:
                 break
+        # Links of one capacity join at once: what a prefix of them joins means nothing.
+        if joined and i + 1 < len(tail) and cap[i + 1] < cap[i]:
+            found.append(np.array([root(x) for x in range(net.nodes)]))
+            joined = False
     return found
 
 
 def cut_prices(net: Net, keep: int = 4) -> list[FloatArray]:
     """Prices (float64 [arcs]) of the `keep` tightest clusters' cuts, the tightest first."""
-    found: list[tuple[float, int, FloatArray]] = []
-    seen: set[bytes] = set()
-    for inside in clusters(net):
-        key = np.packbits(inside).tobytes()
-        if key in seen:
-            continue
-        seen.add(key)
-        ranks = int(inside[: net.ranks].sum())
-        for leaves in (inside[net.tail] & ~inside[net.head], ~inside[net.tail] & inside[net.head]):
-            bound = float(net.cap[leaves].sum()) / (ranks * (net.ranks - ranks))
-            found.append((bound, len(found), leaves.astype(float)))
-            if len(found) > 16 * keep:
-                found = sorted(found, key=lambda f: f[:2])[:keep]
-    return [price for _, _, price in sorted(found, key=lambda f: f[:2])[:keep]]
+    best: list[tuple[float, int, int, bool]] = []
+    found = levels(net)
+    for number, label in enumerate(found):
+        ranks = np.bincount(label[: net.ranks], minlength=net.nodes)
+        inside = np.flatnonzero((ranks > 0) & (ranks < net.ranks))
+        cross = label[net.tail] != label[net.head]
+        for outward in (True, False):
+            ends = (net.tail if outward else net.head)[cross]
+            total = np.bincount(label[ends], net.cap[cross], net.nodes)[inside]
+            bound = total / (ranks[inside] * (net.ranks - ranks[inside]))
+            for at in np.argsort(bound, kind="stable")[: 2 * keep]:
+                best.append((float(bound[at]), number, int(inside[at]), outward))
+    prices: list[FloatArray] = []
+    for _, number, name, outward in sorted(best):
+        inside = found[number] == name
+        leaves = inside[net.tail] & ~inside[net.head] if outward else ~inside[net.tail] & inside[net.head]
+        price = leaves.astype(float)
+        if not any(np.array_equal(price, other) for other in prices):
+            prices.append(price)
+        if len(prices) == keep:
+            break
+    return prices

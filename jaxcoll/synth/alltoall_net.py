@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -40,12 +41,13 @@ class Net:
     @cached_property
     def cap(self) -> FloatArray:
         """Capacities as float64 [arcs]."""
-        return np.array([float(c) for c in self.capacity])
+        ratios = (c.numerator / c.denominator for c in self.capacity)
+        return np.fromiter(ratios, np.float64, len(self.capacity))
 
     @cached_property
-    def arc_index(self) -> dict[tuple[int, int], int]:
-        """(tail, head) -> arc."""
-        return {(int(u), int(v)): a for a, (u, v) in enumerate(zip(self.tail, self.head, strict=True))}
+    def key(self) -> IntArray:
+        """tail * nodes + head of every arc, int64 [arcs], increasing."""
+        return self.tail * self.nodes + self.head
 
     def name(self, node: int) -> str:
         """What to call a node in a message."""
@@ -66,8 +68,11 @@ class Net:
     @staticmethod
     def from_topology(topology: Topology) -> Net:
         """The topology's own numbering, links sorted by (tail, head)."""
-        arcs = ((u, v, c) for (u, v), c in topology.capacity.items())
-        return Net.from_arcs(topology.nranks, len(topology.nodes), arcs, topology.nodes)
+        nodes, count = len(topology.nodes), len(topology.capacity)
+        tail, head = np.fromiter(chain.from_iterable(topology.capacity), np.int64, 2 * count).reshape(count, 2).T
+        order = np.argsort(tail * nodes + head)
+        capacity = tuple(map(list(topology.capacity.values()).__getitem__, order.tolist()))
+        return Net(topology.nranks, nodes, tail[order], head[order], capacity, topology.nodes)
 
 
 @dataclass(frozen=True)
@@ -114,7 +119,7 @@ def refine(net: Net, individual: int | None = None) -> tuple[IntArray, IntArray]
     solver, not assumed.
     `individual` gives one node a colour of its own first.
     """
-    _, cap = np.unique(np.array([hash(c) for c in net.capacity], dtype=np.int64), return_inverse=True)
+    _, cap = np.unique(net.cap, return_inverse=True)
     cap_key = _mix(cap.astype(np.uint64) + np.uint64(0x9E37))
     colour = (np.arange(net.nodes) >= net.ranks).astype(np.int64)
     if individual is not None:
@@ -155,8 +160,7 @@ def is_equitable(net: Net, sym: Symmetry, rounds: int = 8, block: int = 32) -> b
     ranks * arcs * rounds operations; a false "True" needs a collision of 64-bit hashes, or classes that part only
     after `rounds` rounds.
     """
-    keys = {c: i for i, c in enumerate(sorted(set(net.capacity)))}
-    cap = _mix(np.array([keys[c] for c in net.capacity], dtype=np.uint64) + np.uint64(0x51))[:, None]
+    cap = _mix(np.unique(net.cap, return_inverse=True)[1].astype(np.uint64) + np.uint64(0x51))[:, None]
     into, out = np.argsort(net.head, kind="stable"), np.argsort(net.tail, kind="stable")
     at_head = np.flatnonzero(np.diff(net.head[into], prepend=-1))
     at_tail = np.flatnonzero(np.diff(net.tail[out], prepend=-1))
@@ -181,3 +185,41 @@ def is_equitable(net: Net, sym: Symmetry, rounds: int = 8, block: int = 32) -> b
     member = np.zeros(len(sym.arc_count), np.uint64)
     member[sym.arc_class] = seen
     return bool(alike and (seen == member[sym.arc_class]).all())
+
+
+def strong_components(nodes: int, tail: IntArray, head: IntArray) -> IntArray:
+    """A label 0.. for every node, int64 [nodes]; equal for nodes that reach each other. Tarjan's algorithm, without
+    recursion."""
+    order = np.argsort(tail, kind="stable")
+    near = head[order].tolist()
+    start = np.searchsorted(tail[order], np.arange(nodes + 1)).tolist()
+    index, low, label = [-1] * nodes, [0] * nodes, [-1] * nodes
+    place, stack = start[:-1], []
+    clock = found = 0
+    for first in range(nodes):
+        if index[first] >= 0:
+            continue
+        calls = [first]
+        while calls:
+            v = calls[-1]
+            if index[v] < 0:
+                index[v] = low[v] = clock
+                clock += 1
+                stack.append(v)
+            while place[v] < start[v + 1]:
+                w = near[place[v]]
+                place[v] += 1
+                if index[w] < 0:
+                    calls.append(w)
+                    break
+                if label[w] < 0:
+                    low[v] = min(low[v], index[w])
+            else:
+                calls.pop()
+                if low[v] == index[v]:
+                    while label[v] < 0:
+                        label[stack.pop()] = found
+                    found += 1
+                if calls:
+                    low[calls[-1]] = min(low[calls[-1]], low[v])
+    return np.array(label)

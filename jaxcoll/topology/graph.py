@@ -123,6 +123,8 @@ class Topology:
 
     def validate(self) -> None:
         """Raises TopologyError, naming the node, unless there are ranks and each reaches every other."""
+        if "_valid" in self.__dict__:
+            return
         if self.nranks < 1:
             raise TopologyError(f"topology {self.name!r} has no ranks; list at least one")
         if len(self.hosts) != self.nranks:
@@ -143,6 +145,7 @@ class Topology:
                         f"topology {self.name!r} is disconnected: rank {self.nodes[rank]!r} {text} rank "
                         f"{self.nodes[0]!r}; add the missing link or remove the rank"
                     )
+        self.__dict__["_valid"] = True  # a topology doesn't change: checking it once is enough
 
     def _reach(self, forward: bool) -> set[int]:
         """Nodes reachable from rank 0 (or, against the links, that reach it)."""
