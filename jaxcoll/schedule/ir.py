@@ -236,6 +236,14 @@ class Schedule:
             raise ScheduleError(fault or f"the graphs don't cover the {len(edges)} edges")
         return schedule
 
+    def renamed(self, name: str) -> Schedule:
+        """The same schedule under another name."""
+        schedule = object.__new__(Schedule)
+        schedule.__dict__.update(self.__dict__, name=name)
+        schedule.__dict__.pop("_hash", None)
+        schedule._check_frame(len(self.chunk_columns))
+        return schedule
+
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:

@@ -19,6 +19,7 @@ from jaxcoll.errors import UsageError
 from jaxcoll.schedule import Schedule
 from jaxcoll.schedule.ir import Chunk, Collective, Kind
 from jaxcoll.synth.alltoall_cg import ColumnGeneration, Fractional, Limits, certified_bound
+from jaxcoll.synth.alltoall_cuts import tight_cuts
 from jaxcoll.synth.alltoall_net import IntArray, Net, Symmetry, is_equitable, no_symmetry, symmetry
 from jaxcoll.synth.alltoall_round import Router
 from jaxcoll.synth.alltoall_routing import Routing, rate_bound
@@ -43,6 +44,8 @@ SUSPICIOUS = 0.99
 """Below this share of the bound the classes are checked: a routing that nearly reaches the bound proves that it is
 tight, one that does not may owe it
 to ranks that only look alike."""
+PATIENCE, TRIAL = 24, 6
+"""Rounds of negotiation without progress after which the target drops; of a trial, which may end in nothing."""
 DUALS = 16
 """Dual vectors that bound the rate of whole chunks."""
 
@@ -76,6 +79,22 @@ class _Problem:
     chunks: int
     seed: int
     watch: _Watch
+
+
+@dataclass(frozen=True)
+class _Start:
+    """An earlier solve, and for every arc of its network the number here or -1 (`AllToAllWarm.arcs_in`)."""
+
+    warm: AllToAllWarm
+    arcs: IntArray
+
+
+@dataclass(frozen=True)
+class _Found:
+    lp: Fractional
+    sym: Symmetry | None
+    routing: Routing
+    part_bound: float
 
 
 def all_to_all(
@@ -124,29 +143,65 @@ def all_to_all(
     if topology.nranks == 1:
         return _single(topology)
     with watch.clock.phase("network"):
-        net = Net.from_topology(topology)
+        net = Net.from_topology(topology, None if warm is None else warm.net)
         bound_steps = steps if isinstance(steps, int) else net.ranks - 1
-        sym = symmetry(net) if use_symmetry else no_symmetry(net)
     problem = _Problem(net, Pricer(net, bound_steps), bound_steps, chunks, seed, watch)
-    arcs = None if warm is None else warm.arcs_in(net)
+    start = None if warm is None else _Start(warm, warm.arcs_in(net))
     with watch.clock.phase("bound"):
         lost = _unreachable(problem)
         if lost:
             return _infeasible(topology, lost, watch)
-        lp, sym = _solve_lp(problem, sym, warm, arcs, threads)
-        if steps == "min":
-            problem, lp = _fewest_steps(problem, lp, sym, threads)
+    found = _patched(problem, start) if start and steps is None else None
+    if found is None:
+        with watch.clock.phase("network"):
+            sym = symmetry(net) if use_symmetry else no_symmetry(net)
+        with watch.clock.phase("bound"):
+            lp, sym = _solve_lp(problem, sym, start, threads)
+            if steps == "min":
+                problem, lp = _fewest_steps(problem, lp, sym, threads)
+        found = _rounded(problem, sym, lp, start, threads)
+    with watch.clock.phase("schedule"):
+        schedule = _schedule(problem, found.routing, warm, f"all_to_all:{topology.name}") if build else None
+    return _result(topology, problem, found, schedule)
+
+
+def _patched(problem: _Problem, start: _Start) -> _Found | None:
+    """The earlier routing, mended as far as the likely cuts allow, if that proves it the best: then there is no LP to
+    be solved. None where it stays below."""
+    net, watch = problem.net, problem.watch
+    with watch.clock.phase("bound"):
+        cuts = tight_cuts(net)
+        trees, _ = start.warm.columns_in(net, start.arcs)
+        duals = [price for _, price in cuts]
+        lp = Fractional(0.0, cuts[0][0], duals[0], duals, trees, 0, 0, True, {"pricing": 0.0, "master": 0.0})
+        bounds = _part_bounds(problem, no_symmetry(net), lp)
     with watch.clock.phase("rounding"):
+        routing = _round(problem, lp, bounds, start, patience=TRIAL)
+    if routing.rate(net) < max(bounds.values()) * (1 - WORTH_MORE) ** 2 and not watch.limits.stop():
+        return None
+    return _Found(lp, None, routing, max(bounds.values()))
+
+
+def _rounded(
+    problem: _Problem, sym: Symmetry, lp: Fractional, start: _Start | None, threads: int | None
+) -> _Found:
+    """The best routing found, and the LP solved again without classes where these turn out wrong."""
+    net = problem.net
+    with problem.watch.clock.phase("rounding"):
         bounds = _part_bounds(problem, sym, lp)
-        routing = _round(problem, lp, bounds, warm, arcs)
+        routing = _round(problem, lp, bounds, start)
         if _doubtful(problem, sym, routing, max(bounds.values())):
             sym = no_symmetry(net)
-            lp, _ = _solve_lp(problem, sym, warm, arcs, threads)
+            lp, _ = _solve_lp(problem, sym, start, threads)
             bounds = _part_bounds(problem, sym, lp)
-            routing = max(routing, _round(problem, lp, bounds, warm, arcs), key=lambda r: r.rate(net))
-    with watch.clock.phase("schedule"):
-        schedule = to_schedule(net, routing, f"all_to_all:{topology.name}") if build else None
-    return _result(topology, problem, sym, lp, routing, max(bounds.values()), schedule)
+            routing = max(routing, _round(problem, lp, bounds, start), key=lambda r: r.rate(net))
+    return _Found(lp, sym, routing, max(bounds.values()))
+
+
+def _schedule(problem: _Problem, routing: Routing, warm: AllToAllWarm | None, name: str) -> Schedule:
+    if warm is not None and routing is warm.routing and warm.schedule is not None:
+        return warm.schedule.renamed(name)
+    return to_schedule(problem.net, routing, name)
 
 
 def _check(topology: Topology, steps: int | str | None, chunks: int, time_limit: float | None) -> None:
@@ -197,21 +252,19 @@ def _infeasible(topology: Topology, why: str, watch: _Watch) -> SynthResult:
 def _solve_lp(
     problem: _Problem,
     sym: Symmetry,
-    warm: AllToAllWarm | Fractional | None,
-    arcs: IntArray | None,
+    start: _Start | Fractional | None,
     threads: int | None,
 ) -> tuple[Fractional, Symmetry]:
     """The LP over the classes, its bound certified on the whole network; without classes if they turn out to be no
-    symmetry. `warm`: an earlier solve, or one of the same network with other steps."""
+    symmetry. `start`: an earlier solve, or one of the same network with other steps."""
     net, watch = problem.net, problem.watch
     # Half of the time that is left is for the LP: its bound is good early, and without a rounding there is no schedule.
     half = replace(watch.limits, deadline=time.monotonic() + watch.limits.left() / 2)
     cg = ColumnGeneration(net, problem.pricer, sym, half, threads)
-    if isinstance(warm, Fractional):
-        cg.restart(problem.pricer.short(warm.trees), warm.weight)
-    elif warm is not None and arcs is not None:
-        trees, weight = warm.columns_in(net, arcs)
-        cg.restart(trees, weight)
+    if isinstance(start, Fractional):
+        cg.restart(problem.pricer.short(start.trees), start.weight)
+    elif start is not None:
+        cg.restart(*start.warm.columns_in(net, start.arcs))
     else:
         cg.seed(SEEDS[sym.trivial])
     tolerance = LOOSE if sym.trivial else TOLERANCE
@@ -220,7 +273,7 @@ def _solve_lp(
     if np.allclose(total, total[sym.reps][sym.rank_class], rtol=1e-9):
         return replace(lp, bound=bound), sym
     # Colour refinement took different ranks for alike (it can, on regular networks): their trees don't cost the same.
-    return _solve_lp(problem, no_symmetry(net), warm, arcs, threads)
+    return _solve_lp(problem, no_symmetry(net), start, threads)
 
 
 def _fewest_steps(problem: _Problem, lp: Fractional, sym: Symmetry, threads: int | None) -> tuple[_Problem, Fractional]:
@@ -233,7 +286,7 @@ def _fewest_steps(problem: _Problem, lp: Fractional, sym: Symmetry, threads: int
         if _unreachable(trial):
             low = steps + 1
             continue
-        found, _ = _solve_lp(trial, sym, kept[1], None, threads)
+        found, _ = _solve_lp(trial, sym, kept[1], threads)
         if found.rate >= lp.rate * (1 - 2 * TOLERANCE) and found.bound <= lp.bound * (1 + TOLERANCE):
             kept, high = (trial, replace(found, bound=lp.bound)), steps - 1
         else:
@@ -253,18 +306,18 @@ def _part_bounds(problem: _Problem, sym: Symmetry, lp: Fractional) -> dict[int, 
 
 
 def _round(
-    problem: _Problem, lp: Fractional, bounds: dict[int, float], warm: AllToAllWarm | None, arcs: IntArray | None
+    problem: _Problem, lp: Fractional, bounds: dict[int, float], start: _Start | None, patience: int = PATIENCE
 ) -> Routing:
-    """The best routing found into at most `chunks` chunks."""
+    """The best routing found into at most `chunks` chunks. `patience`: rounds of negotiation without progress."""
     net, watch = problem.net, problem.watch
     router = Router(net, problem.pricer, lp.weight, problem.seed, watch.limits.stop, problem.chunks)
     if watch.cancelled:
         raise Cancelled("cancelled by the caller before there was a routing")
-    fresh = warm is None or arcs is None
-    best = router.first() if warm is None or arcs is None else warm.routing_in(net, arcs, router, problem.steps)
+    fresh = start is None or patience == TRIAL
+    best = router.first() if start is None else start.warm.routing_in(net, start.arcs, router, problem.steps)
     if best.most_chunks() > problem.chunks or best.parts not in bounds:
         best = best.with_parts(problem.chunks, net.arcs).tidy()
-    best = router.improve(best, bounds[best.parts])
+    best = router.improve(best, bounds[best.parts], patience)
     untried = dict(bounds)
     while untried and not watch.limits.stop():
         watch.tick(min(best.rate(net) / lp.bound, 1.0))
@@ -272,7 +325,7 @@ def _round(
         count = min(k for k, bound in untried.items() if bound >= top * (1 - WORTH_MORE))
         if best.rate(net) >= untried.pop(count) * (1 - WORTH_MORE):
             break
-        trial = router.improve(best.with_parts(count, net.arcs), bounds[count])
+        trial = router.improve(best.with_parts(count, net.arcs), bounds[count], patience)
         if not fresh and trial.rate(net) < bounds[count] * (1 - WORTH_MORE):
             # An old routing full of detours can be a bad place to start from.
             fresh = True
@@ -294,20 +347,18 @@ def _exact_rate(net: Net, routing: Routing) -> Fraction:
     """K times the least capacity / load, exactly."""
     share = routing.load / net.cap
     worst = np.flatnonzero(share >= share.max() * (1 - 1e-9))
-    _, first = np.unique(np.column_stack([routing.load[worst], net.cap[worst]]), axis=0, return_index=True)
-    return min(routing.parts * net.capacity[a] / int(routing.load[a]) for a in worst[first])
+    load = routing.load[worst]
+    least = [worst[load == n][net.cap[worst[load == n]].argmin()] for n in np.unique(load)]
+    return min(routing.parts * net.capacity[a] / int(routing.load[a]) for a in least)
 
 
 def _result(
     topology: Topology,
     problem: _Problem,
-    sym: Symmetry,
-    lp: Fractional,
-    routing: Routing,
-    chunk_bound: float,
+    found: _Found,
     schedule: Schedule | None,
 ) -> SynthResult:
-    net, watch = problem.net, problem.watch
+    net, watch, lp, routing = problem.net, problem.watch, found.lp, found.routing
     rate = _exact_rate(net, routing)
     # The bound is a float sum over all arcs: within its rounding error a routing that reaches it is optimal.
     bound = max(lp.bound, float(rate))
@@ -322,14 +373,13 @@ def _result(
         "columns": lp.columns,
         "pricing_seconds": lp.seconds["pricing"],
         "master_seconds": lp.seconds["master"],
-        "rank_classes": len(sym.reps),
-        "link_classes": len(sym.arc_count),
+        **({"rank_classes": len(found.sym.reps), "link_classes": len(found.sym.arc_count)} if found.sym else {}),
         "parts": routing.parts,
         "chunks": routing.most_chunks(),
-        "chunk_bound": max(chunk_bound, float(rate)),
+        "chunk_bound": max(found.part_bound, float(rate)),
         "capacity_unit": str(topology.unit_capacity()),
     }
     return SynthResult(
         "all_to_all", net.ranks, bound, rate, schedule, depth, depth, watch.clock.seconds,
-        Status.TIME_LIMIT if late else Status.OPTIMAL, why, AllToAllWarm(net, lp.trees, lp.weight, routing), details,
+        Status.TIME_LIMIT if late else Status.OPTIMAL, why, AllToAllWarm(net, lp.trees, lp.weight, routing, schedule), details,
     )  # fmt: skip

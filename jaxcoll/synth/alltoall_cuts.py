@@ -38,8 +38,9 @@ def levels(net: Net) -> list[IntArray]:
     return found
 
 
-def cut_prices(net: Net, keep: int = 4) -> list[FloatArray]:
-    """Prices (float64 [arcs]) of the `keep` tightest clusters' cuts, the tightest first."""
+def tight_cuts(net: Net, keep: int = 4) -> list[tuple[float, FloatArray]]:
+    """(bound of the rate, prices float64 [arcs]) of the `keep` tightest clusters' cuts, the tightest first. The prices
+    are scaled so that what crosses the cut pays 1 in all: their sum over all pairs' distances is at least 1."""
     best: list[tuple[float, int, int, bool]] = []
     found = levels(net)
     for number, label in enumerate(found):
@@ -52,13 +53,18 @@ def cut_prices(net: Net, keep: int = 4) -> list[FloatArray]:
             bound = total / (ranks[inside] * (net.ranks - ranks[inside]))
             for at in np.argsort(bound, kind="stable")[: 2 * keep]:
                 best.append((float(bound[at]), number, int(inside[at]), outward))
-    prices: list[FloatArray] = []
-    for _, number, name, outward in sorted(best):
+    cuts: list[tuple[float, FloatArray]] = []
+    for bound, number, name, outward in sorted(best):
         inside = found[number] == name
         leaves = inside[net.tail] & ~inside[net.head] if outward else ~inside[net.tail] & inside[net.head]
-        price = leaves.astype(float)
-        if not any(np.array_equal(price, other) for other in prices):
-            prices.append(price)
-        if len(prices) == keep:
+        if not any(np.array_equal(leaves, price > 0) for _, price in cuts):
+            ranks = int(inside[: net.ranks].sum())
+            cuts.append((bound, leaves / (ranks * (net.ranks - ranks))))
+        if len(cuts) == keep:
             break
-    return prices
+    return cuts
+
+
+def cut_prices(net: Net) -> list[FloatArray]:
+    """The prices of `tight_cuts` alone."""
+    return [price for _, price in tight_cuts(net)]

@@ -66,13 +66,20 @@ class Net:
         return Net(ranks, nodes, ends[:, 0].copy(), ends[:, 1].copy(), tuple(total[k] for k in keys), tuple(names))
 
     @staticmethod
-    def from_topology(topology: Topology) -> Net:
-        """The topology's own numbering, links sorted by (tail, head)."""
+    def from_topology(topology: Topology, like: Net | None = None) -> Net:
+        """The topology's own numbering, links sorted by (tail, head). `like`: an earlier state of the network, whose
+        numbers are taken over where the links are the same."""
         nodes, count = len(topology.nodes), len(topology.capacity)
         tail, head = np.fromiter(chain.from_iterable(topology.capacity), np.int64, 2 * count).reshape(count, 2).T
         order = np.argsort(tail * nodes + head)
         capacity = tuple(map(list(topology.capacity.values()).__getitem__, order.tolist()))
-        return Net(topology.nranks, nodes, tail[order], head[order], capacity, topology.nodes)
+        net = Net(topology.nranks, nodes, tail[order], head[order], capacity, topology.nodes)
+        if like is not None and like.nodes == nodes and np.array_equal(like.key, net.key):
+            cap = like.cap.copy()
+            for a in [a for a, (new, old) in enumerate(zip(capacity, like.capacity, strict=True)) if new is not old]:
+                cap[a] = float(capacity[a])
+            net.__dict__["cap"] = cap
+        return net
 
 
 @dataclass(frozen=True)

@@ -110,8 +110,10 @@ class Router:
             weight = self._crowded(routing.load)
             self._place(routing, units, self.paths(weight, routing.source[units], routing.dest[units]))
 
-    def improve(self, routing: Routing, target: float, patience: int = 24) -> Routing:
+    def improve(self, routing: Routing, target: float, patience: int) -> Routing:
         """A routing of a rate up to `target`, negotiated from a copy of `routing`; never a slower one than that."""
+        if not (routing.load > room(self.net.cap, routing.parts, target)).any():
+            return routing
         work, history = routing.copy(), np.zeros(self.net.arcs)
         while not self.stop():
             limit = room(self.net.cap, work.parts, target)

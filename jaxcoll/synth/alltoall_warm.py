@@ -6,13 +6,14 @@ import base64
 import io
 import json
 import zipfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
 from jaxcoll.errors import UsageError
+from jaxcoll.schedule import Schedule
 from jaxcoll.synth.alltoall_net import FloatArray, IntArray, Net
 from jaxcoll.synth.alltoall_round import Router
 from jaxcoll.synth.alltoall_routing import Routing
@@ -31,6 +32,8 @@ class AllToAllWarm:
     trees: Trees
     weight: FloatArray
     routing: Routing
+    schedule: Schedule | None = field(default=None, compare=False)
+    """Of `routing`, if it was made; not kept in the file."""
 
     def links(self) -> list[tuple[int, int, int, float]]:
         """Every used link: (tail, head, parts on it, share of its capacity left unused at the schedule's rate).
@@ -67,11 +70,11 @@ class AllToAllWarm:
         return Trees.from_keys(kept.source, net.arcs, key, kept.units), weight
 
     def routing_in(self, net: Net, arcs: IntArray, router: Router, steps: int) -> Routing:
-        """The old routing on `net`; paths over lost links, or longer than `steps`, are replaced."""
+        """The old routing on `net`, itself where nothing changes; paths over lost links, or longer than `steps`, are replaced."""
         old = self.routing
         same = net.arcs == self.net.arcs and bool((arcs[:-1] == np.arange(net.arcs)).all())
         if same and steps >= net.ranks - 1:
-            return old.copy()
+            return old
         path = arcs[old.path].astype(np.int32)
         broken = ((path < 0) & (old.path >= 0)).any(axis=1) | (hops(self.net, old.path) > steps)
         path[broken] = -1

@@ -156,10 +156,12 @@ class Pricer:
     def __init__(self, net: Net, steps: int | None = None):
         self.net = net
         self.steps = net.ranks - 1 if steps is None else steps
-        to_switch = net.head >= net.ranks
-        self._switch = _Heads.of(net, np.flatnonzero(to_switch))
-        self._rank = _Heads.of(net, np.flatnonzero(~to_switch))
-        self._row = tuple(self._rows(h) for h in (self._switch, self._rank))
+
+    @cached_property
+    def _heads(self) -> tuple[_Heads, _Heads]:
+        """Arcs into switches, arcs into ranks."""
+        to_switch = self.net.head >= self.net.ranks
+        return _Heads.of(self.net, np.flatnonzero(to_switch)), _Heads.of(self.net, np.flatnonzero(~to_switch))
 
     def _rows(self, heads: _Heads) -> IntArray:
         row = np.full(self.net.nodes, -1, np.int64)
@@ -194,10 +196,12 @@ class Pricer:
         dist = np.full((self.net.nodes, len(sources)), np.inf)
         dist[sources, np.arange(len(sources))] = 0.0
         layers: list[tuple[IntArray, Int32Array]] = []
+        switch, rank = self._heads
+        rows = self._rows(switch), self._rows(rank)
         for _ in range(self.steps):
-            while self._relax(self._switch, self._row[0], weight, dist, layers):
+            while self._relax(switch, rows[0], weight, dist, layers):
                 pass
-            if not self._relax(self._rank, self._row[1], weight, dist, layers):
+            if not self._relax(rank, rows[1], weight, dist, layers):
                 break
         return Forest(self.net, sources, dist, tuple(layers))
 
