@@ -2,6 +2,17 @@
 
 import sys
 
-from jaxcoll.cli import main
 
-sys.exit(main())
+def main() -> int:
+    """`jaxcoll.cli.main`; Ctrl-C ends it with a line and status 130 from its first import on."""
+    try:
+        from jaxcoll import cli
+
+        return cli.main()
+    except KeyboardInterrupt:
+        sys.stderr.write("jaxcoll: interrupted\n")
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import importlib.util
+import os
 import sys
 import warnings
 from collections.abc import Sequence
@@ -89,6 +90,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args[0] in ("-V", "--version", "version"):
         print(f"jaxcoll {__version__}")
         return 0
+    if args[0] == "synth":  # one core is given, and BLAS would take all: it reads this when numpy is first imported
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     by_name = {command.name: command for command in available()}
     if args[0] not in by_name:
         print(f"jaxcoll: no command {args[0]!r}. Commands: {', '.join(by_name)}.", file=sys.stderr)

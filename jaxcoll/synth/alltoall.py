@@ -25,7 +25,7 @@ from jaxcoll.synth.alltoall_round import Router
 from jaxcoll.synth.alltoall_routing import Routing, rate_bound
 from jaxcoll.synth.alltoall_schedule import hops, to_schedule
 from jaxcoll.synth.alltoall_warm import AllToAllWarm
-from jaxcoll.synth.pricing import Pricer
+from jaxcoll.synth.pricing import Pricer, Trees
 from jaxcoll.synth.result import Cancelled, Clock, Progress, Status, SynthResult
 from jaxcoll.topology import Topology
 
@@ -44,6 +44,9 @@ SUSPICIOUS = 0.99
 """Below this share of the bound the classes are checked: a routing that nearly reaches the bound proves that it is
 tight, one that does not may owe it
 to ranks that only look alike."""
+QUICK = 0.01
+"""Without symmetry a routing this close to a cut's bound is good enough: the LP takes long, and gains little."""
+NO_TREES = Trees(np.zeros(0, np.int64), np.zeros(1, np.int64), np.zeros(0, np.int64), np.zeros(0))
 PATIENCE, TRIAL = 24, 6
 """Rounds of negotiation without progress after which the target drops; of a trial, which may end in nothing."""
 DUALS = 16
@@ -151,10 +154,13 @@ def all_to_all(
         lost = _unreachable(problem)
         if lost:
             return _infeasible(topology, lost, watch)
-    found = _patched(problem, start) if start and steps is None else None
+    found = _without_lp(problem, start, (1 - WORTH_MORE) ** 2) if start and steps is None else None
     if found is None:
         with watch.clock.phase("network"):
             sym = symmetry(net) if use_symmetry else no_symmetry(net)
+        if sym.trivial and start is None and steps is None:
+            found = _without_lp(problem, None, 1 - QUICK)
+    if found is None:
         with watch.clock.phase("bound"):
             lp, sym = _solve_lp(problem, sym, start, threads)
             if steps == "min":
@@ -165,26 +171,24 @@ def all_to_all(
     return _result(topology, problem, found, schedule)
 
 
-def _patched(problem: _Problem, start: _Start) -> _Found | None:
-    """The earlier routing, mended as far as the likely cuts allow, if that proves it the best: then there is no LP to
-    be solved. None where it stays below."""
+def _without_lp(problem: _Problem, start: _Start | None, enough: float) -> _Found | None:
+    """A routing, mended from the earlier one if there is one, that reaches the share `enough` of what the likely cuts
+    allow: then there is no LP to be solved. None where it stays below."""
     net, watch = problem.net, problem.watch
     with watch.clock.phase("bound"):
         cuts = tight_cuts(net)
-        trees, _ = start.warm.columns_in(net, start.arcs)
+        trees = start.warm.columns_in(net, start.arcs)[0] if start else NO_TREES
         duals = [price for _, price in cuts]
         lp = Fractional(0.0, cuts[0][0], duals[0], duals, trees, 0, 0, True, {"pricing": 0.0, "master": 0.0})
         bounds = _part_bounds(problem, no_symmetry(net), lp)
     with watch.clock.phase("rounding"):
-        routing = _round(problem, lp, bounds, start, patience=TRIAL)
-    if routing.rate(net) < max(bounds.values()) * (1 - WORTH_MORE) ** 2 and not watch.limits.stop():
+        routing = _round(problem, lp, bounds, start, TRIAL if start else PATIENCE)
+    if routing.rate(net) < max(bounds.values()) * enough and not watch.limits.stop():
         return None
     return _Found(lp, None, routing, max(bounds.values()))
 
 
-def _rounded(
-    problem: _Problem, sym: Symmetry, lp: Fractional, start: _Start | None, threads: int | None
-) -> _Found:
+def _rounded(problem: _Problem, sym: Symmetry, lp: Fractional, start: _Start | None, threads: int | None) -> _Found:
     """The best routing found, and the LP solved again without classes where these turn out wrong."""
     net = problem.net
     with problem.watch.clock.phase("rounding"):
@@ -310,30 +314,35 @@ def _round(
 ) -> Routing:
     """The best routing found into at most `chunks` chunks. `patience`: rounds of negotiation without progress."""
     net, watch = problem.net, problem.watch
-    router = Router(net, problem.pricer, lp.weight, problem.seed, watch.limits.stop, problem.chunks)
+    router = Router(net, problem.pricer, lp.weight, problem.seed, watch.limits.stop, problem.chunks, start is not None)
     if watch.cancelled:
         raise Cancelled("cancelled by the caller before there was a routing")
     fresh = start is None or patience == TRIAL
     best = router.first() if start is None else start.warm.routing_in(net, start.arcs, router, problem.steps)
-    if best.most_chunks() > problem.chunks or best.parts not in bounds:
+    if best.most_chunks() > problem.chunks:
         best = best.with_parts(problem.chunks, net.arcs).tidy()
+    best = best.with_parts(_enough(bounds), net.arcs)
     best = router.improve(best, bounds[best.parts], patience)
     untried = dict(bounds)
     while untried and not watch.limits.stop():
         watch.tick(min(best.rate(net) / lp.bound, 1.0))
-        top = max(untried.values())
-        count = min(k for k, bound in untried.items() if bound >= top * (1 - WORTH_MORE))
+        count = _enough(untried)
         if best.rate(net) >= untried.pop(count) * (1 - WORTH_MORE):
             break
         trial = router.improve(best.with_parts(count, net.arcs), bounds[count], patience)
         if not fresh and trial.rate(net) < bounds[count] * (1 - WORTH_MORE):
             # An old routing full of detours can be a bad place to start from.
             fresh = True
-            trial = max(
-                trial, router.improve(router.first().with_parts(count, net.arcs), bounds[count]), key=lambda r: r.rate(net)
-            )
+            anew = router.improve(router.first().with_parts(count, net.arcs), bounds[count], patience)
+            trial = max(trial, anew, key=lambda r: r.rate(net))
         best = max(best, trial, key=lambda r: r.rate(net))
     return best
+
+
+def _enough(bounds: dict[int, float]) -> int:
+    """The fewest parts that allow all but a share of the best rate."""
+    top = max(bounds.values())
+    return min(parts for parts, bound in bounds.items() if bound >= top * (1 - WORTH_MORE))
 
 
 def _doubtful(problem: _Problem, sym: Symmetry, routing: Routing, bound: float) -> bool:
@@ -379,7 +388,8 @@ def _result(
         "chunk_bound": max(found.part_bound, float(rate)),
         "capacity_unit": str(topology.unit_capacity()),
     }
+    again = AllToAllWarm(net, lp.trees, lp.weight, routing, schedule)
     return SynthResult(
         "all_to_all", net.ranks, bound, rate, schedule, depth, depth, watch.clock.seconds,
-        Status.TIME_LIMIT if late else Status.OPTIMAL, why, AllToAllWarm(net, lp.trees, lp.weight, routing, schedule), details,
+        Status.TIME_LIMIT if late else Status.OPTIMAL, why, again, details,
     )  # fmt: skip

@@ -22,6 +22,8 @@ from jaxcoll.synth.pricing import Int32Array, Pricer, blocks
 FULL = 0.5
 """Surcharge of a full arc at first, relative to its share of even prices. Less than one, so that parts change places
 among equally short paths before any takes a detour, which costs capacity elsewhere."""
+MENDING = 64.0
+"""The same where a routing is only mended."""
 GROWTH = 4.0
 """Growth of the surcharge after a round that left more than this share of the excess:"""
 STUBBORN = 0.9
@@ -29,6 +31,8 @@ WAVES = 8
 NOISE = 0.2
 """Noise on arc prices, relative to the even prices, a different one for every end that is priced: equal paths must
 not all be chosen alike."""
+FEW = 16
+"""Fewer ends than this grow several trees each."""
 BLOCK = 32
 """Ends priced together."""
 
@@ -48,14 +52,23 @@ class Router:
     """Routes and re-routes bundles on one network. All randomness comes from `seed`."""
 
     def __init__(
-        self, net: Net, pricer: Pricer, weight: FloatArray, seed: int, stop: Callable[[], bool], chunks: int = 1
+        self,
+        net: Net,
+        pricer: Pricer,
+        weight: FloatArray,
+        seed: int,
+        stop: Callable[[], bool],
+        chunks: int = 1,
+        mending: bool = False,
     ):
         """`weight`: the LP's arc prices, float64 [arcs]; the base price is theirs and 1/capacity, for the arcs that
-        the LP leaves free. `chunks`: most bundles of a pair."""
+        the LP leaves free. `chunks`: most bundles of a pair. `mending`: little is contested, and
+        what is has to leave at once."""
         self.net, self.pricer, self.stop, self.chunks = net, pricer, stop, chunks
+        self.least = MENDING if mending else FULL
         self.even = 1 / (net.cap * net.arcs)
         self.noise = (NOISE * self.even)[:, None]
-        self.base = weight / (net.cap @ weight) + self.even
+        self.base = weight / (net.cap * weight).sum() + self.even  # no BLAS: it would start threads
         self.rng = np.random.default_rng(seed)
 
     def paths(self, weight: FloatArray, source: IntArray, dest: IntArray) -> Int32Array:
@@ -72,6 +85,10 @@ class Router:
 
     def _trees(self, pricer: Pricer, weight: FloatArray, root: IntArray, leaf: IntArray) -> Int32Array:
         roots, column = np.unique(root, return_inverse=True)
+        copies = max(1, FEW // len(roots))
+        if copies > 1:  # several trees from one root, each under noise of its own: else all would crowd on one path
+            roots = np.repeat(roots, copies)
+            column = column * copies + self.rng.integers(copies, size=len(column))
         order = np.argsort(column, kind="stable")
         cuts = np.searchsorted(column[order], np.arange(0, len(roots), BLOCK)[1:])
         out = np.full((len(root), 0), -1, np.int32)
@@ -129,7 +146,7 @@ class Router:
 
     def _settle(self, work: Routing, limit: IntArray, patience: int, history: FloatArray) -> None:
         """Negotiate until nothing is above its limit, or until `patience` rounds brought no progress."""
-        surcharge, stalled = FULL, 0
+        surcharge, stalled = self.least, 0
         most = 2 * float((self.base / self.even).max())
         excess = least = int(np.maximum(work.load - limit, 0).sum())
         while excess and stalled < patience and not self.stop():
@@ -137,7 +154,7 @@ class Router:
             before, excess = excess, int(np.maximum(work.load - limit, 0).sum())
             stalled, least = (0, excess) if excess < least else (stalled + 1, least)
             if excess > STUBBORN * before:
-                surcharge = surcharge * GROWTH if surcharge < most else FULL
+                surcharge = surcharge * GROWTH if surcharge < most else self.least
 
     def _negotiate(self, work: Routing, limit: IntArray, surcharge: float, history: FloatArray) -> None:
         """One round: parts above the limits get other paths, in a few waves that each see where the one before went."""

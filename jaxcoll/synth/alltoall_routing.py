@@ -1,4 +1,4 @@
-"""Where the chunks of an all-to-all go: every pair's block is cut into K equal parts, and a bundle of parts shares a path."""
+"""Where the chunks of an all-to-all go: a pair's block is cut into K parts, and a bundle of parts shares a path."""
 
 from __future__ import annotations
 
@@ -44,9 +44,10 @@ class Routing:
         return Routing(self.parts, self.source, self.dest, self.weight.copy(), self.path.copy(), self.load.copy())
 
     def with_parts(self, parts: int, arcs: int) -> Routing:
-        """The same paths with blocks cut into `parts`; bundles that round to nothing are left out."""
+        """The same paths with blocks cut into `parts` (itself, if it has as many). Bundles that round to nothing are
+        left out."""
         if parts == self.parts:
-            return self.copy()
+            return self
         weight = np.full(len(self.weight), parts, np.int64)
         shared = self._shared()
         old, pair = self.weight[shared], self.pair()[shared]

@@ -70,7 +70,8 @@ class AllToAllWarm:
         return Trees.from_keys(kept.source, net.arcs, key, kept.units), weight
 
     def routing_in(self, net: Net, arcs: IntArray, router: Router, steps: int) -> Routing:
-        """The old routing on `net`, itself where nothing changes; paths over lost links, or longer than `steps`, are replaced."""
+        """The old routing on `net`, itself where nothing changes; paths over lost links, or longer than `steps`, are
+        replaced."""
         old = self.routing
         same = net.arcs == self.net.arcs and bool((arcs[:-1] == np.arange(net.arcs)).all())
         if same and steps >= net.ranks - 1:
