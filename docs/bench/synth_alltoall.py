@@ -33,10 +33,10 @@ class ProcessorClock(Clock):
 
     @contextmanager
     def phase(self, name: str) -> Generator[None]:
-        began = time.process_time()
+        began, before = time.process_time(), self.seconds.get(name, 0.0)
         with super().phase(name):
             yield
-        self.seconds[name] = time.process_time() - began
+        self.seconds[name] = before + time.process_time() - began
 
 
 def row(label: str, result: SynthResult, unit: Fraction) -> str:
