@@ -78,7 +78,8 @@ def certified_bound(net: Net, pricer: Pricer, weight: FloatArray) -> tuple[float
         total = _contracted_totals(net, weight)
     else:
         total = np.concatenate([pricer.trees(weight, block).total() for block in blocks(np.arange(net.ranks))])
-    return float((net.cap * weight).sum() / total.sum()), total
+    paid = float(total.sum())  # 0: prices on arcs that every path avoids prove nothing
+    return float((net.cap * weight).sum()) / paid if paid else float("inf"), total
 
 
 def _contracted_totals(net: Net, weight: FloatArray) -> FloatArray:

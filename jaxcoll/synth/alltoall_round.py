@@ -27,7 +27,8 @@ MENDING = 64.0
 GROWTH = 4.0
 """Growth of the surcharge after a round that left more than this share of the excess:"""
 STUBBORN = 0.9
-WAVES = 8
+WAVES, MENDING_WAVES = 4, 8
+"""Waves of a round, in all and where a routing is only mended."""
 NOISE = 0.2
 """Noise on arc prices, relative to the even prices, a different one for every end that is priced: equal paths must
 not all be chosen alike."""
@@ -65,7 +66,7 @@ class Router:
         the LP leaves free. `chunks`: most bundles of a pair. `mending`: little is contested, and
         what is has to leave at once."""
         self.net, self.pricer, self.stop, self.chunks = net, pricer, stop, chunks
-        self.least = MENDING if mending else FULL
+        self.least, self.waves = (MENDING, MENDING_WAVES) if mending else (FULL, WAVES)
         self.even = 1 / (net.cap * net.arcs)
         self.noise = (NOISE * self.even)[:, None]
         self.base = weight / (net.cap * weight).sum() + self.even  # no BLAS: it would start threads
@@ -159,12 +160,12 @@ class Router:
     def _negotiate(self, work: Routing, limit: IntArray, surcharge: float, history: FloatArray) -> None:
         """One round: parts above the limits get other paths, in a few waves that each see where the one before went."""
         units = self._evict(work, limit)
-        for wave in range(WAVES):
+        for wave in range(self.waves):
             free = limit - work.load
             weight = self.base + self.even * (history + surcharge * (free <= 0))
             new = self.paths(weight, work.source[units], work.dest[units])
             fits = self._fitting(new, work.weight[units], free)
-            if wave == WAVES - 1 or not fits.any():
+            if wave == self.waves - 1 or not fits.any():
                 fits = work.weight[units]  # no room for these, or none left in this round: they overload their path
             rest = self._split(work, units, fits)
             placed = fits > 0
@@ -243,9 +244,13 @@ class Router:
 
     def _ends(self, source: IntArray, dest: IntArray) -> list[tuple[IntArray, int, IntArray, IntArray]]:
         """(pairs, 0, sources, dests) of the pairs that are priced from their source, and (pairs, 1, dests, sources) of
-        those priced, against the arcs, from their destination: whichever end more of the pairs share."""
-        n = self.net.ranks
-        there = np.bincount(dest, minlength=n)[dest] > np.bincount(source, minlength=n)[source]
+        those priced, against the arcs, from their destination: whichever end more of the pairs share, if that takes
+        fewer trees than one end for all."""
+        sources, dests = (np.bincount(end, minlength=self.net.ranks) for end in (source, dest))
+        there = dests[dest] > sources[source]
+        mixed = len(np.unique(source[~there])) + len(np.unique(dest[there]))
+        if mixed >= min(np.count_nonzero(sources), np.count_nonzero(dests)):
+            there[:] = np.count_nonzero(dests) < np.count_nonzero(sources)
         ends = [(np.flatnonzero(~there), 0, source, dest), (np.flatnonzero(there), 1, dest, source)]
         return [end for end in ends if len(end[0])]
 
