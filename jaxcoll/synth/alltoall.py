@@ -160,12 +160,8 @@ def all_to_all(
             sym = symmetry(net) if use_symmetry else no_symmetry(net)
         if sym.trivial and start is None and steps is None:
             found = _without_lp(problem, None, 1 - QUICK)
-    if found is None:
-        with watch.clock.phase("bound"):
-            lp, sym = _solve_lp(problem, sym, start, threads)
-            if steps == "min":
-                problem, lp = _fewest_steps(problem, lp, sym, threads)
-        found = _rounded(problem, sym, lp, start, threads)
+        if found is None:
+            problem, found = _with_lp(problem, sym, start, steps == "min", threads)
     with watch.clock.phase("schedule"):
         schedule = _schedule(problem, found.routing, warm, f"all_to_all:{topology.name}") if build else None
     return _result(topology, problem, found, schedule)
@@ -186,6 +182,16 @@ def _without_lp(problem: _Problem, start: _Start | None, enough: float) -> _Foun
     if routing.rate(net) < max(bounds.values()) * enough and not watch.limits.stop():
         return None
     return _Found(lp, None, routing, max(bounds.values()))
+
+
+def _with_lp(
+    problem: _Problem, sym: Symmetry, start: _Start | None, fewest: bool, threads: int | None
+) -> tuple[_Problem, _Found]:
+    with problem.watch.clock.phase("bound"):
+        lp, sym = _solve_lp(problem, sym, start, threads)
+        if fewest:
+            problem, lp = _fewest_steps(problem, lp, sym, threads)
+    return problem, _rounded(problem, sym, lp, start, threads)
 
 
 def _rounded(problem: _Problem, sym: Symmetry, lp: Fractional, start: _Start | None, threads: int | None) -> _Found:
