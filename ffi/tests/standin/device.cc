@@ -10,11 +10,14 @@ namespace standin {
 int64_t NowNs() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }
 
 Device& Device::Get() {
-  static Device* device = new Device;  // never destroyed: its thread may outlive main
+  // Its thread begins when all of it is there. Never destroyed: the thread may outlive main.
+  static Device* device = [] {
+    auto* made = new Device;
+    std::thread([made] { made->Loop(); }).detach();
+    return made;
+  }();
   return *device;
 }
-
-Device::Device() : thread_([this] { Loop(); }) { thread_.detach(); }
 
 int Device::Enter(const char* function) {
   std::lock_guard<std::mutex> lock(mu);

@@ -69,11 +69,10 @@ class Device {
   std::vector<std::function<bool()>> pollers;  // asked every round; true: something moved
 
  private:
-  Device();
+  Device() = default;
   void Loop();
   bool Round();
 
-  std::thread thread_;
   StreamState default_stream_;
   std::mt19937_64 random_{1};
   bool changed_ = false, idle_ = false;
