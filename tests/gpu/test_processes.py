@@ -125,7 +125,11 @@ def test_an_error_at_enqueue_in_one_process(processes: Processes):
         with pytest.raises(NativeError, match=f"rank 2.*{PLACE}.*ncclSend"):
             processes.enqueue(2, launch)
         processes.all_know(range(RANKS), f"rank 2.*{PLACE}.*ncclSend")
-        assert sum("GPU side of" in line and "ncclSend" in line for line in log.lines) == RANKS
+        until = time.monotonic() + AT_ONCE  # a line follows its failure, on the thread that found it
+        while len(lines := [x for x in log.lines if "GPU side of" in x and "ncclSend" in x]) < RANKS:
+            assert time.monotonic() < until, log.lines
+            time.sleep(0.002)
+        assert len(lines) == RANKS
     processes.join()
     processes.run()
 

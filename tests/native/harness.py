@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import ml_dtypes
 import numpy as np
@@ -43,6 +43,8 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 class LogCollector:
     """What the native library logs while this is in force (the log is one a process)."""
 
+    _kept: ClassVar[list[Any]] = []  # a native thread may still be about to call one that is no longer in force
+
     def __init__(self) -> None:
         self.lines: list[str] = []
         native = load()
@@ -51,6 +53,7 @@ class LogCollector:
             self.lines.append(native.text(message))
 
         self._callback = native.ffi.callback("void(const char*)", keep)
+        self._kept.append(self._callback)
 
     def __enter__(self) -> LogCollector:
         load().lib.jc_set_log(self._callback)
