@@ -27,7 +27,7 @@ int64_t Generation(const gpu::UniqueId& id) {
 
 }  // namespace
 
-Status World::JoinGpu(std::shared_ptr<gpu::Runtime> runtime, const gpu::Options& options, const int64_t* devices,
+Status World::JoinGpu(const std::shared_ptr<gpu::Runtime>& runtime, const gpu::Options& options, const int64_t* devices,
                       size_t ranks, const std::vector<int>& ordinals, const gpu::UniqueId& id) {
   Member member;
   {

@@ -63,7 +63,7 @@ class World {
   // GPUs. The local ranks of a communicator join its NCCL side; `ordinals` are the CUDA devices of the local ranks, in
   // the order of ranks. Every process of the communicator does so, with one unique id, and then connects its sets'
   // first tables in one order.
-  Status JoinGpu(std::shared_ptr<gpu::Runtime> runtime, const gpu::Options& options, const int64_t* devices,
+  Status JoinGpu(const std::shared_ptr<gpu::Runtime>& runtime, const gpu::Options& options, const int64_t* devices,
                  size_t ranks, const std::vector<int>& ordinals, const gpu::UniqueId& id);
   Status ConnectGpu(uint64_t group, int64_t set_key, int* made);
   // Whether a communicator's GPU side has failed, and why; false also where it has none.

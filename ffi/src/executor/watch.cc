@@ -40,6 +40,7 @@ void Engine::Tick() {
 
 void Engine::ReportLosses(std::unique_lock<std::mutex>& lock) {
   std::vector<std::pair<int, std::string>> losses;
+  losses.reserve(unreported_.size());
   for (int p : unreported_) losses.emplace_back(p, lost_[static_cast<size_t>(p)]);
   unreported_.clear();
   if (losses.empty() || !options_.on_lost) return;

@@ -176,7 +176,7 @@ void Monitor::CheckTeams(int64_t now) {
   for (Team* team : teams) {
     auto fail = [&](const std::string& why) {
       std::string place = PlaceOf(team, -1);
-      team->Fail(place.empty() ? why : why + "; " + place);
+      team->Fail(place.empty() ? why : Format("%s; %s", why.c_str(), place.c_str()));
     };
     if (poll && !team->failed())
       if (Status s = team->PollAsyncErrors(); !s.ok()) fail(s.message());
