@@ -125,7 +125,7 @@ asan: $(VENV)/.test
 	$(call sanitized,address$(comma)undefined,libasan.so,ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=halt_on_error=1)
 
 tsan: $(VENV)/.test
-	$(call sanitized,thread,libtsan.so,TSAN_OPTIONS=halt_on_error=1:suppressions=$(CURDIR)/ffi/tests/tsan.supp)
+	$(call sanitized,thread,libtsan.so,TSAN_OPTIONS=halt_on_error=1:ignore_noninstrumented_modules=1:suppressions=$(CURDIR)/ffi/tests/tsan.supp)
 
 wheel: $(VENV)/.made
 	$(BIN)/python -m pip wheel --no-deps --wheel-dir dist .

@@ -249,6 +249,27 @@ def test_a_rank_that_is_ahead_under_a_new_table_disagrees_with_nobody(transport:
         assert run_until(cluster, later, 10) == [""] * 4
 
 
+@pytest.mark.parametrize("transport", [t for t in TRANSPORTS if t != "inproc"])
+def test_a_rank_that_is_ahead_with_another_size_disagrees_with_nobody(transport: str):
+    # The program was compiled again for a smaller batch, so that its call site is the same. Rank 0 is done with the
+    # first execution, of which rank 3 hears only through the late rank 2, and goes on to the second, directly to 3.
+    first, second = build("binomial", Kind.BROADCAST, N, root=0), build("direct", Kind.BROADCAST, N, root=0)
+    with Cluster(transport, N, timeout=20, mismatch=0.2) as cluster:
+        keys, launches = [cluster.define([s]) for s in (first, second)], [cluster.new_launch() for _ in range(2)]
+        ops = begin(cluster, first, [0, 1, 3], key=keys[0], launch=launches[0])
+        later = begin(cluster, second, [0], count=77, key=keys[1], launch=launches[1])
+        until = time.monotonic() + 0.8
+        while time.monotonic() < until:
+            if cluster.fake is not None:
+                cluster.settle(lambda: False)
+                cluster.tick()
+            time.sleep(0.01)
+        ops += begin(cluster, first, [2], key=keys[0], launch=launches[0])
+        later += begin(cluster, second, [1, 2, 3], count=77, key=keys[1], launch=launches[1])
+        assert run_until(cluster, ops, 10) == [""] * 4
+        assert run_until(cluster, later, 10) == [""] * 4
+
+
 @pytest.mark.parametrize("kind", [Kind.ALL_REDUCE, Kind.ALL_GATHER])
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_an_operation_on_nothing_ends(transport: str, kind: Kind):

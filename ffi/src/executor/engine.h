@@ -140,7 +140,7 @@ class Engine : public LinkSink {
   void SetBusy();
   void WatchLoop();
   void HelperLoop();
-  const Early* FindDisagreement(const Execution& e) const;
+  const Early* FindDisagreement(const Execution& e, int64_t now) const;
   // The parts of Tick(), under mu_.
   void NoticeLosses(int64_t now);
   void ReportLosses(std::unique_lock<std::mutex>& lock);  // to on_lost; gives the mutex up meanwhile

@@ -81,6 +81,8 @@ class Execution {
   // Which edge is waited for, and who is to blame for it. `rank`: whose turn it is as seen from here, -1: this rank's
   // own.
   std::string Missing(int* rank) const;
+  // Whether something is still to come from that rank, or to be taken by it.
+  bool WaitsFor(int rank) const;
   // The edge that this process still has to serve, empty if this operation can end without it.
   std::string Needs(int process) const;
   std::string Where(uint32_t incoming) const;  // " at step 2, edge 1->3 of graph 0 (schedule ring)"

@@ -103,6 +103,19 @@ std::string Execution::Missing(int* rank) const {
   return "its own work is not done";
 }
 
+bool Execution::WaitsFor(int rank) const {
+  for (uint32_t lane = 0; lane < next_lane_; ++lane) {
+    for (uint32_t k = 0; k < plan_.incoming.size(); ++k)
+      if (plan_.incoming[k].peer == rank && in(lane, k).state == In::kNone) return true;
+    for (uint32_t id = 0; id < plan_.nodes.size(); ++id) {
+      if (plan_.nodes[id].kind != NodeKind::kSend || plan_.nodes[id].peer != rank) continue;
+      const OutState& o = out_[size_t{lane} * num_sends_ + send_index_[id]];
+      if (o.data_ready && !o.done) return true;
+    }
+  }
+  return false;
+}
+
 std::string Execution::Needs(int process) const {
   const std::vector<int>& processes = request.group->process;
   const int me = request.rank;

@@ -77,7 +77,7 @@ void Engine::GiveVerdicts(int64_t now) {
     int64_t age = now - e->started_ns;
     int rank = -1;
     if (e->failed || age < std::min(options_.mismatch_ns, options_.timeout_ns)) continue;
-    if (const Early* m = age >= options_.mismatch_ns ? FindDisagreement(*e) : nullptr) {
+    if (const Early* m = age >= options_.mismatch_ns ? FindDisagreement(*e, now) : nullptr) {
       verdicts.push_back({key.op, m->header.key,
                           Format("the ranks disagree: %s, but rank %u calls %s", e->Describe().c_str(), m->header.src,
                                  Execution::DescribeSignature(m->header.signature).c_str()),
@@ -105,14 +105,15 @@ void Engine::GiveVerdicts(int64_t now) {
   }
 }
 
-// A peer that waits at the same call site under another launch with another operation: the programs differ. Its table
-// may be another one: a rank that is ahead has passed the commit of a swap.
-const Engine::Early* Engine::FindDisagreement(const Execution& e) const {
+// A peer that waits at the same call site under another launch with another operation, while we wait for it: the
+// programs differ. Its table may be another one: a rank that is ahead has passed the commit of a swap. One that we
+// don't wait for may be ahead as well, for as long as this operation lasts.
+const Engine::Early* Engine::FindDisagreement(const Execution& e, int64_t now) const {
   for (const auto& [key, list] : early_) {
     if (key.rank != e.request.rank || key.op.comm != e.request.key.comm || key.op.site != e.request.key.site) continue;
     for (const Early& m : list)
       if ((m.header.signature ^ e.signature()) >> 8 != 0 && m.header.type != MessageType::kWaiting &&
-          !e.heard(m.header.src))
+          now - m.kept_ns >= options_.mismatch_ns && !e.heard(m.header.src) && e.WaitsFor(m.header.src))
         return &m;
   }
   return nullptr;
