@@ -139,7 +139,8 @@ def _judge(state: AdaptiveState, batch: Batch) -> tuple[AdaptiveState, str]:
     last = next((m for m in state.measured if m.config.key == state.config.key), None)
     measured = state.measured
     if last is not None and state.trial is None and abs(np.log(batch.time / last.seconds)) > 0.15:
-        measured = ()  # the network has changed: what was measured before says nothing now
+        # The network has changed: what was measured before says nothing now, nor that no fit did better.
+        measured, state = (), dataclasses.replace(state, fitted=None)
         if batch.time > state.params.worse * last.seconds:
             state = dataclasses.replace(state, worse=True, failures=0)
     kept = tuple(m for m in measured if m.config.key != state.config.key and m.epoch > now - horizon)

@@ -24,7 +24,7 @@ from jaxcoll.runtime import gpu, loop, world  # noqa: E402
 from jaxcoll.schedule import Kind, Table  # noqa: E402
 from jaxcoll.steering import runlog  # noqa: E402
 
-RANKS, COUNT, QUIET = 8, 16384, 14
+RANKS, COUNT, QUIET = 8, 16384, 1
 BASE_NS, SLOW_NS = 3_000_000, 30_000_000
 LOOKS = 20_000
 
