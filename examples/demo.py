@@ -41,6 +41,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--plain", action="store_true", help="the plain demo, without emulated hosts")
     parser.add_argument("--schedule", default="dual_tree", help="what the job begins with (dual_tree)")
+    parser.add_argument("--steps", type=int, default=BUSY, help="with the strangers there (%(default)s)")
     parser.add_argument("-o", "--output", type=Path, default=Path("demo_report.html"), help="the page (%(default)s)")
     return parser.parse_args(argv)
 
@@ -188,7 +189,7 @@ def congested(args: argparse.Namespace, folder: Path) -> int:
             print(f"{STRANGERS} strangers begin to send into host {VICTIM}, without end", flush=True)
             with bed.start_flows(background(bed.layout, STRANGERS, VICTIM, 1)):
                 busy_since = time.time()
-                story.train(BUSY)
+                story.train(args.steps)
                 accuracy = group.ask(DEADLINE, do="accuracy")[0]["accuracy"]
             group.close()
     tell(story, quiet_until, busy_since)

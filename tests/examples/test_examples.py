@@ -9,6 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from needs import need
+
+from jaxcoll.testbed import access
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -62,6 +65,19 @@ def test_train_digits_in_eight_processes():
 def test_train_digits_fails_where_it_learns_nothing():
     with pytest.raises(AssertionError, match="accuracy on the test set"):
         run("examples/train_digits.py", "--impl=lax", "--epochs=1", "--batch=1024", "--repeats=1")
+
+
+def test_the_demo_tells_its_story(tmp_path: Path):
+    need(not access.missing(), f"the testbed: {access.missing()}", "TESTBED")
+    page = tmp_path / "demo_report.html"
+    out = run("examples/demo.py", "--steps", "30", "-o", str(page))
+    rows = re.findall(
+        r"^(before congestion|congested, not tuned yet|congested, after tuning) +(\S+) +\d+$", out, re.MULTILINE
+    )
+    assert len(rows) == 3, out
+    assert float(rows[0][1]) > 0, out
+    assert float(re.findall(r"accuracy on the test set: (\S+)", out)[0]) > 0.9
+    assert page.read_text().lstrip().startswith("<!")
 
 
 def test_microbenchmark():

@@ -199,8 +199,13 @@ def test_an_ordinary_user_has_one_too_and_nothing_outlives_it(start: Start, tmp_
     run = start("-m", "jaxcoll", "testbed", "run", *words, prefix=ordinary())
     assert run.stdout.readline().startswith("["), run.stderr.read()
     assert left_over("tuser") == [], "not in a user namespace, but for everybody to see"
-    inside = [pid for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if parent_of(pid) == run.pid]
-    mine = {namespace_of(pid) for pid in inside}
+    deadline = time.monotonic() + 10
+    while True:  # a rank that has just begun may not have entered its host yet
+        inside = [pid for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if parent_of(pid) == run.pid]
+        mine = {namespace_of(pid) for pid in inside}
+        if len(mine) == 3 or time.monotonic() > deadline:
+            break
+        time.sleep(0.05)
     assert len(mine) == 3  # two hosts and the outsider
     assert namespace_of(os.getpid()) not in mine
     run.send_signal(signal.SIGKILL)
