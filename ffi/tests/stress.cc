@@ -20,8 +20,12 @@
 #include <vector>
 
 #include "jaxcoll/jaxcoll.h"
+#include "transport/shm_layout.h"
+#include "transport/shm_slab.h"
 
 namespace {
+
+using namespace jaxcoll;  // NOLINT: a test
 
 constexpr int kRanks = 4;
 constexpr int64_t kSecond = 1000000000;
@@ -327,11 +331,29 @@ void Run(Join join, double seconds, uint64_t seed) {
          static_cast<unsigned long long>(version));
 }
 
+// ---------------------------------------------------------------- the slab by itself
+
+// Wherever the last block ended, an empty slab takes the largest one: about the middle it fits on neither side.
+void LargestBlock() {
+  std::vector<uint8_t> memory(kSlabBytes + kLine), data(kSlabLimitMany);
+  auto* base = reinterpret_cast<uint8_t*>(RoundUp(reinterpret_cast<uintptr_t>(memory.data()), kLine));
+  for (size_t size = kSlabLimitMany - 4096; size <= kSlabLimitMany; size += kLine) {
+    ShmSlab slab(base);
+    for (size_t bytes : {size, kSlabLimitMany}) {
+      Span span{data.data(), bytes};
+      uint64_t block = slab.Put(&span, 1, bytes);
+      Check(block != 0, "an empty slab has no room");
+      slab.Release(block);
+    }
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   double seconds = argc > 1 ? atof(argv[1]) : 2;
   uint64_t seed = argc > 2 ? strtoull(argv[2], nullptr, 10) : 1;
+  LargestBlock();
   for (Join join : {Join::kShm, Join::kShmRing, Join::kTcp, Join::kMixed})
     Run(join, seconds / 4, seed + static_cast<uint64_t>(join));
   return 0;

@@ -19,7 +19,7 @@ from jaxcoll.runtime import job as jobs
 _LONGEST_S = 60.0  # JAX ends a job whose processes don't come together in about the same time
 _AFTER_S = 2.0  # from a process's goodbye to its end
 _POLL_S = 0.05
-_THERE, _LEFT, _LOST = range(3)
+THERE, LEFT, LOST = range(3)  # what `jc_world_peer` says of a process
 
 
 class World(Protocol):
@@ -42,13 +42,13 @@ def agree(world: World) -> None:
         together = _all_come(world, store, limit)
         store.set_bytes("leaving/verdict", b"together" if together else b"apart")
         if not together:
-            _until(lambda: _THERE not in world.others().values(), limit)
+            _until(lambda: THERE not in world.others().values(), limit)
             time.sleep(_AFTER_S)
     else:
         verdict: list[bytes] = []
         _until(lambda: _heard(world, store, verdict), limit + _AFTER_S)
         others = world.others()
-        in_order = others[0] == _LEFT and _LOST not in others.values()  # process 0 has seen no failure
+        in_order = others[0] == LEFT and LOST not in others.values()  # process 0 has seen no failure
         together = in_order if not verdict else verdict[0] == b"together"
     if not together:
         compat.abandon_distributed()
@@ -63,15 +63,15 @@ def _all_come(world: World, store: jobs.Store, limit: float) -> bool:
         for p in others.keys() - come:
             if store.get_bytes(f"leaving/{p}", 0.001) is not None:
                 come.add(p)
-        return all(p in come or state != _THERE for p, state in others.items())
+        return all(p in come or state != THERE for p, state in others.items())
 
     _until(settled, limit)
-    return all(p in come or state == _LEFT for p, state in world.others().items())
+    return all(p in come or state == LEFT for p, state in world.others().items())
 
 
 def _heard(world: World, store: jobs.Store, verdict: list[bytes]) -> bool:
     """Whether process 0 has given its verdict, which goes into `verdict`, or is gone."""
-    if world.others()[0] != _THERE:
+    if world.others()[0] != THERE:
         return True
     found = store.get_bytes("leaving/verdict", 0.001)
     if found is not None:

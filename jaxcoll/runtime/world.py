@@ -256,10 +256,10 @@ class World:
     def failed(self) -> bool:
         """Whether a collective has failed in this process, or another process is lost."""
         lib = self.native.lib
-        return self._started and (lib.jc_world_failures(self.handle) > 0 or LOST in self.others().values())
+        return self._started and (lib.jc_world_failures(self.handle) > 0 or leaving.LOST in self.others().values())
 
     def others(self) -> dict[int, int]:
-        """Every other process and how it is: THERE, LEFT or LOST."""
+        """Every other process and how it is: `leaving.THERE`, LEFT or LOST."""
         lib, me = self.native.lib, self.job.me
         return {p: lib.jc_world_peer(self.handle, p) for p in range(self.job.processes) if p != me}
 
@@ -289,7 +289,6 @@ class World:
             time.sleep(0.002)
 
 
-THERE, LEFT, LOST = range(3)  # jc_world_peer
 
 _lock = threading.Lock()
 _world: World | None = None

@@ -1,7 +1,7 @@
 """How the leader and the brain's process speak: messages of plain data as JSON, with byte strings behind it.
 
 A message: u32 length of the JSON, the JSON, then all byte strings one after the other; where one stood, the JSON has
-{"bytes": its length}. Tuples arrive as lists. Nothing that arrives can be anything but data.
+{"$bytes": its length}. Tuples arrive as lists. Nothing that arrives can be anything but data.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 
 _LENGTH = struct.Struct("<I")
-_MARK = "bytes"
+_MARK = "$bytes"
 
 
 def pack(message: Sequence[Any]) -> bytes:

@@ -171,8 +171,9 @@ def test_a_late_rank_shows_as_waiting_and_not_as_a_slow_edge():
         assert (records["wait_ns"][at_peers] >= 50_000_000).all()
         assert records["wait_ns"][~at_peers].max() < 50_000_000
         assert records["transfer_ns"].max() < 50_000_000
-        late = max(find_stragglers(group_epochs(records), 4), key=lambda s: s.late_ns)  # a busy machine has others
-        assert late.rank == 2
+        late = {s.rank: s.late_ns for s in find_stragglers(group_epochs(records), 4)}
+        assert late.pop(2) >= 50_000_000
+        assert all(ns < 50_000_000 for ns in late.values())  # ranks that waited for a core
 
 
 def test_no_order_of_two_ranks_enqueueing_can_deadlock():

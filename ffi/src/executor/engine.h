@@ -133,8 +133,8 @@ class Engine : public LinkSink {
   void TellAll(const OpKey& key, const std::string& why);
   // Fails the operation on every local rank, and on the peers if `tell` (whose group then says who they are).
   void FailKey(const OpKey& key, const std::string& why, const Execution* tell);
-  void Retire(Execution* e);
-  bool Recorded(const OpKey& key) const;  // under mu_: the operation is over, for better or worse
+  void Retire(Execution* e);              // under mu_: the operation is over, for better or worse
+  bool Recorded(const OpKey& key) const;  // whether this execution is one of those in `record_stride_`
   void FlushFinished(std::unique_lock<std::mutex>& lock);
   Execution* Find(const OpKey& key, int rank);
   void SetBusy();

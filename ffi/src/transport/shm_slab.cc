@@ -19,6 +19,8 @@ uint64_t ShmSlab::Put(const Span* data, size_t spans, size_t bytes) {
       if (oldest->readers.load(std::memory_order_acquire) != 0) break;
       tail_ += oldest->size;
     }
+    // From the beginning again, where a block of any size fits; from the middle the largest would never find room.
+    if (tail_ == head_) tail_ = head_ = RoundUp(head_, kSlabBytes);
     size_t to_end = kSlabBytes - head_ % kSlabBytes, pad = need > to_end ? to_end : 0;
     if (kSlabBytes - (head_ - tail_) < need + pad) return 0;
     if (pad > 0) {
