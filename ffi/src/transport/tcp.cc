@@ -190,12 +190,16 @@ void TcpTransport::Wait(uint32_t, int64_t timeout_ns) {
 }
 
 void TcpTransport::Polling(int delta) {
-  if (pollers_.fetch_add(delta) + delta == 0 && carries_data_) {
+  if (pollers_.fetch_add(delta) + delta != 0) return;
+  if (carries_data_) {
     {
       std::lock_guard<std::mutex> lock(wait_mu_);
     }
     wait_cv_.notify_one();
   }
+  // What was sent after this poller's last look was left to it by SentLater: nothing else would wake the service for
+  // it.
+  if (any_sent_) Kick();
 }
 
 void TcpTransport::SetBusy(bool) {}
