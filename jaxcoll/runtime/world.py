@@ -289,7 +289,6 @@ class World:
             time.sleep(0.002)
 
 
-
 _lock = threading.Lock()
 _world: World | None = None
 
