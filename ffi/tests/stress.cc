@@ -338,7 +338,7 @@ void LargestBlock() {
   std::vector<uint8_t> memory(kSlabBytes + kLine), data(kSlabLimitMany);
   auto* base = reinterpret_cast<uint8_t*>(RoundUp(reinterpret_cast<uintptr_t>(memory.data()), kLine));
   for (size_t size = kSlabLimitMany - 4096; size <= kSlabLimitMany; size += kLine) {
-    ShmSlab slab(base);
+    ShmSlab slab(base, 1, 0);
     for (size_t bytes : {size, kSlabLimitMany}) {
       Span span{data.data(), bytes};
       uint64_t block = slab.Put(&span, 1, bytes);
@@ -348,12 +348,37 @@ void LargestBlock() {
   }
 }
 
+// What a process holds that has ended is free; what others hold is not. Also where the heads take several lines.
+void LostReader(int places) {
+  constexpr size_t kBytes = 100 << 10;
+  std::vector<uint8_t> memory(kSlabBytes + kLine), data(kBytes);
+  auto* base = reinterpret_cast<uint8_t*>(RoundUp(reinterpret_cast<uintptr_t>(memory.data()), kLine));
+  ShmSlab slab(base, places, 0);
+  std::vector<uint64_t> blocks;
+  Span span{data.data(), kBytes};
+  while (uint64_t block = slab.Put(&span, 1, kBytes)) {
+    slab.Lend(block, 1);
+    slab.Lend(block, places - 1);
+    slab.Release(block);
+    blocks.push_back(block);
+  }
+  Check(blocks.size() >= 18 && blocks.back() + kBytes <= kSlabBytes, "blocks in the slab");
+  auto read = [&](uint64_t block) { HeadOf(base, block, places)->held[places - 1].fetch_sub(1); };
+  read(blocks[0]);
+  Check(slab.Put(&span, 1, kBytes) == 0, "a block was given away that a living process holds");
+  slab.Gone(1);
+  Check(slab.Put(&span, 1, kBytes) == blocks[0], "a lost process keeps its block");
+  Check(slab.Put(&span, 1, kBytes) == 0, "a block was given away after another process's end");
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   double seconds = argc > 1 ? atof(argv[1]) : 2;
   uint64_t seed = argc > 2 ? strtoull(argv[2], nullptr, 10) : 1;
   LargestBlock();
+  LostReader(3);
+  LostReader(100);
   for (Join join : {Join::kShm, Join::kShmRing, Join::kTcp, Join::kMixed})
     Run(join, seconds / 4, seed + static_cast<uint64_t>(join));
   return 0;

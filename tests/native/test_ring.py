@@ -13,6 +13,7 @@ import pytest
 from jaxcoll.schedule import Kind, build
 
 from .harness import Cluster, Op
+from .test_frames import DATA as DATA_FRAME
 from .test_frames import EAGER, MAGIC, OFFER, POSTED, Header
 
 pytestmark = pytest.mark.timeout(60)
@@ -68,9 +69,13 @@ def peer(count: int) -> Generator[Peer, None, None]:
         (OFFER, struct.pack("<QQ", 4096, 8)),
         (OFFER, b""),
         (EAGER, b"x" * 40),
+        (DATA_FRAME, b"x" * 4096),
     ],
-    ids=["behind", "around", "unaligned", "huge", "short", "no block", "short offer", "no offer", "short message"],
-)
+    ids=[
+        "behind", "around", "unaligned", "huge", "short", "no block", "short offer", "no offer", "short message",
+        "no such stream",
+    ],
+)  # fmt: skip
 def test_what_does_not_belong_ends_the_operation(kind: int, payload: bytes):
     with peer(1024) as p:
         p.write(p.known.pack(payload, type=kind))
@@ -92,3 +97,40 @@ def test_damaged_messages_take_the_link_down():
     with peer(1024) as p:
         p.write(p.known.pack(b"", type=EAGER, magic=7))
         assert "rank 1 is lost (its messages are damaged)" in p.op.error(2)
+
+
+def _head_of(cluster: Cluster, place: int) -> int:
+    """How far process 0 has written into its ring to the process at `place`."""
+    with mmap.mmap(cluster.segments[place], 0) as segment:
+        return struct.unpack_from("<Q", segment, RINGS)[0]
+
+
+def _kinds(cluster: Cluster, place: int, since: int) -> list[int]:
+    """The types of what process 0 has put into its ring to the process at `place` from position `since` on."""
+    kinds: list[int] = []
+    with mmap.mmap(cluster.segments[place], 0) as segment:
+        while since < struct.unpack_from("<Q", segment, RINGS)[0]:
+            at = RINGS + DATA + since % RING_BYTES
+            kinds.append(Header(*_FORM.unpack_from(segment, at + _RECORD.size)).type)
+            since += _RECORD.unpack_from(segment, at)[0]
+    return kinds
+
+
+def test_a_lost_process_leaves_the_slab_to_the_others():
+    # Process 2 dies with all of process 0's slab still to be read; then values for process 1 have room in it again.
+    with Cluster("shm", 3, timeout=30, mismatch=10, only=0, keep_segments=True) as cluster:
+        keys = {peer: cluster.define([build("binomial", Kind.BROADCAST, 2, root=0)], [0, peer]) for peer in (1, 2)}
+
+        def post(peer: int) -> tuple[list[int], Op]:
+            since, value = _head_of(cluster, peer), np.ones(50_000, np.float32)
+            launch = cluster.new_launch()
+            op = cluster.start(0, Kind.BROADCAST, value, keys[peer], launch=launch, devices=[0, peer])
+            return _kinds(cluster, peer, since), op
+
+        while post(2)[0] == [POSTED]:
+            pass
+        assert post(1)[0] == [OFFER]
+        _, waits = post(2)
+        cluster.kill(2)
+        assert "rank 1 is lost" in waits.error(2)
+        assert post(1)[0] == [POSTED]

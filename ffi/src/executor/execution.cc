@@ -230,10 +230,11 @@ bool Execution::Post(Link* link, uint32_t lane, const Node& node, Range r, size_
     p.slab = slab;
   }
   RemoteSpan where{p.block, bytes};
-  if (p.asked == readers)
-    p.slab = nullptr;  // the last reader takes over our hold
-  else
-    slab->Hold(p.block);
+  link->Lend(p.block);
+  if (p.asked == readers) {
+    p.slab = nullptr;
+    slab->Release(p.block);
+  }
   Span payload{&where, sizeof(where)};
   link->Send(MakeHeader(MessageType::kPosted, node.peer, lane, node.transfer), &payload, 1);
   return true;
@@ -341,14 +342,16 @@ std::vector<MutableSpan> Execution::DataTarget(Link* link, const Header& h) {
   heard_[h.src] = true;
   uint32_t i;
   InState* awaited = Awaited(h, &i);
-  if (awaited == nullptr) return {};
+  size_t total = awaited == nullptr ? 0 : IncomingBytes(h.lane, i);
+  // Only what was asked for is taken: a peer can't make this process write elsewhere or hold more.
+  if (awaited == nullptr || !awaited->ready_sent || h.total != total || h.offset > total ||
+      h.payload > total - h.offset || h.payload > total - awaited->promised ||
+      (awaited->state != In::kNone && awaited->state != In::kLanding)) {
+    Refuse(link, h);
+    return {};
+  }
   InState& s = *awaited;
   const Node& node = plan_.nodes[plan_.node_of_incoming[i]];
-  size_t total = IncomingBytes(h.lane, i);
-  // Only what was asked for is taken: a peer can't make this process write elsewhere or hold more.
-  if (!s.ready_sent || h.total != total || h.offset > total || h.payload > total - h.offset ||
-      h.payload > total - s.promised || (s.state != In::kNone && s.state != In::kLanding))
-    return {};
   if (s.state == In::kNone) {
     s.state = In::kLanding;
     s.link = link;

@@ -158,6 +158,7 @@ void Engine::ProcessLost(int process, const std::string& why) {
   if (!lost.empty()) return;
   lost = why;
   any_lost_ = true;
+  links_[static_cast<size_t>(process)]->PeerGone();
   unreported_.push_back(process);
   std::vector<std::pair<OpKey, std::string>> failing;
   for (auto& [key, e] : open_) {

@@ -87,8 +87,7 @@ class Slab {
   virtual size_t limit(uint32_t readers) const = 0;  // bytes of the largest block that pays with so many readers
   // Copies the spans into a block that the caller holds, and returns its address in the slab; 0: there is no room now.
   virtual uint64_t Put(const Span* data, size_t spans, size_t bytes) = 0;
-  // One more reader, or one less.
-  virtual void Hold(uint64_t block) = 0;
+  // Ends the caller's hold.
   virtual void Release(uint64_t block) = 0;
 };
 
@@ -144,6 +143,10 @@ class Link {
   virtual Status Read(const RemoteSpan* from, size_t spans, void* to, size_t size) = 0;
   // The slab that the peer at the other end can read, or null.
   virtual Slab* slab() { return nullptr; }
+  // The peer will read a block of that slab once more.
+  virtual void Lend(uint64_t block) {}
+  // The peer's process has ended: it reads nothing any more.
+  virtual void PeerGone() {}
   // A block of the peer's slab as this process sees it (null: outside of the slab), and the end of its use.
   virtual const void* Posted(const RemoteSpan& block) { return nullptr; }
   virtual void ReleasePosted(const RemoteSpan& block) {}

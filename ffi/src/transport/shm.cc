@@ -45,9 +45,16 @@ Status MapSegment(int fd, size_t bytes, ShmSegment** out) {
 
 }  // namespace
 
-ShmLink::ShmLink(ShmTransport* transport, int process, pid_t pid, ShmSegment* theirs, ShmRing* out, ShmRing* in,
-                 bool can_read)
-    : Link(process), transport_(transport), pid_(pid), theirs_(theirs), out_(out), in_(in), can_read_(can_read) {}
+ShmLink::ShmLink(ShmTransport* transport, int process, int place, pid_t pid, ShmSegment* theirs, ShmRing* out,
+                 ShmRing* in, bool can_read)
+    : Link(process),
+      transport_(transport),
+      place_(place),
+      pid_(pid),
+      theirs_(theirs),
+      out_(out),
+      in_(in),
+      can_read_(can_read) {}
 
 bool ShmLink::can_read() const { return can_read_ && in_->reads.load(std::memory_order_relaxed) != 0; }
 
@@ -197,21 +204,27 @@ Status ShmLink::Read(const RemoteSpan* from, size_t spans, void* to, size_t size
 
 Slab* ShmLink::slab() { return &transport_->slab_; }
 
+void ShmLink::Lend(uint64_t block) { transport_->slab_.Lend(block, place_); }
+
+void ShmLink::PeerGone() { transport_->slab_.Gone(place_); }
+
 const void* ShmLink::Posted(const RemoteSpan& block) {
-  bool inside = block.size <= kSlabLimitMany && block.address >= kLine && block.address % kLine == 0 &&
-                block.address <= kSlabBytes - block.size;
+  bool inside = block.size <= kSlabLimitMany && block.address >= SlabHeadBytes(transport_->places_) &&
+                block.address % kLine == 0 && block.address <= kSlabBytes - block.size;
   return inside ? SlabBase(theirs_) + block.address : nullptr;
 }
 
 void ShmLink::ReleasePosted(const RemoteSpan& block) {
   if (Posted(block) != nullptr)
-    HeadOf(SlabBase(theirs_), block.address)->readers.fetch_sub(1, std::memory_order_release);
+    HeadOf(SlabBase(theirs_), block.address, transport_->places_)
+        ->held[transport_->place_]
+        .fetch_sub(1, std::memory_order_release);
 }
 
 size_t ShmTransport::SegmentBytes(int places) { return RoundUp(RingsBytes(places), 4096) + kSlabBytes; }
 
 ShmTransport::ShmTransport(ShmSegment* mine, int places, int place)
-    : mine_(mine), places_(places), place_(place), slab_(SlabBase(mine)) {}
+    : mine_(mine), places_(places), place_(place), slab_(SlabBase(mine), places, place) {}
 
 Status ShmTransport::Create(int fd, int places, int place, std::unique_ptr<ShmTransport>* out) {
   if (places < 1 || places > kMaxPlaces || place < 0 || place >= places)
@@ -254,7 +267,8 @@ Status ShmTransport::AddPeer(int fd, int process, int place, pid_t pid, bool all
     iovec local{&value, sizeof(value)}, remote{reinterpret_cast<void*>(theirs->probe_address), sizeof(value)};
     can_read = process_vm_readv(pid, &local, 1, &remote, 1, 0) == sizeof(value) && value == theirs->probe_value;
   }
-  *out = std::make_unique<ShmLink>(this, process, pid, theirs, &theirs->rings[place_], &mine_->rings[place], can_read);
+  *out = std::make_unique<ShmLink>(this, process, place, pid, theirs, &theirs->rings[place_], &mine_->rings[place],
+                                   can_read);
   theirs->rings[place_].reads.store(can_read ? 1 : 0, std::memory_order_relaxed);
   links_.push_back(out->get());
   return {};

@@ -28,7 +28,7 @@ class ShmTransport;
 
 class ShmLink final : public Link {
  public:
-  ShmLink(ShmTransport* transport, int process, pid_t pid, ShmSegment* theirs, ShmRing* out, ShmRing* in,
+  ShmLink(ShmTransport* transport, int process, int place, pid_t pid, ShmSegment* theirs, ShmRing* out, ShmRing* in,
           bool can_read);
   const char* name() const override { return can_read() ? "shm (reads in place)" : "shm (ring)"; }
   // Both ends must choose the same way, so each must be able to read the other.
@@ -40,6 +40,8 @@ class ShmLink final : public Link {
   int Forget(const OpKey& key, int rank) override;
   bool idle() override { return !has_pending_; }
   Slab* slab() override;
+  void Lend(uint64_t block) override;
+  void PeerGone() override;
   const void* Posted(const RemoteSpan& block) override;
   void ReleasePosted(const RemoteSpan& block) override;
 
@@ -57,6 +59,7 @@ class ShmLink final : public Link {
   bool WriteFragment(Pending* p);           // under mu_
 
   ShmTransport* const transport_;
+  const int place_;  // the peer's
   const pid_t pid_;
   ShmSegment* const theirs_;
   ShmRing* const out_;

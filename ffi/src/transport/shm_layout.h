@@ -11,7 +11,7 @@
 namespace jaxcoll {
 
 inline constexpr uint32_t kSegmentMagic = 0x4d48534a;  // "JSHM"
-inline constexpr uint32_t kLayout = 2;
+inline constexpr uint32_t kLayout = 3;
 inline constexpr size_t kRingBytes = size_t{512} << 10;
 inline constexpr uint32_t kMessage = 1, kPadding = 2;
 inline constexpr size_t kSlabBytes = size_t{2} << 20;
@@ -29,12 +29,17 @@ struct RecordHead {
   uint64_t reserved;
 };
 
-// Before every block of a slab. `readers` counts its holder and those who have been told of it.
+// Before every block of a slab. Each place counts for itself, the owner of the slab too, so that what a lost process
+// holds can be told from the rest.
 struct SlabHead {
-  std::atomic<uint32_t> readers;
-  uint32_t size;  // of the block with its head, a multiple of kLine
+  uint32_t size;    // of the block with its head, a multiple of kLine
+  uint32_t filler;  // not 0: nothing but a gap up to the end of the slab, too small for the rest of a head
+  std::atomic<uint16_t> held[1];  // [places]: reads of the block that this process has still to do
 };
-static_assert(sizeof(SlabHead) <= kLine);
+
+inline size_t SlabHeadBytes(int places) {
+  return RoundUp(offsetof(SlabHead, held) + sizeof(std::atomic<uint16_t>) * static_cast<size_t>(places), kLine);
+}
 
 // Positions only grow; the writer owns head, the reader owns tail.
 struct ShmRing {
@@ -64,7 +69,9 @@ inline uint8_t* SlabBase(ShmSegment* segment) {
   return reinterpret_cast<uint8_t*>(segment) + RingsBytes(static_cast<int>(segment->places));
 }
 
-inline SlabHead* HeadOf(uint8_t* slab, uint64_t block) { return reinterpret_cast<SlabHead*>(slab + block - kLine); }
+inline SlabHead* HeadOf(uint8_t* slab, uint64_t block, int places) {
+  return reinterpret_cast<SlabHead*>(slab + block - SlabHeadBytes(places));
+}
 
 }  // namespace jaxcoll
 
