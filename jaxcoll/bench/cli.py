@@ -28,6 +28,8 @@ that their ratio means something. Exits with 1 when a value is wrong or an imple
   jaxcoll bench --collective all_gather --sizes 160M --peers lax,mpi  20 MiB a rank (a size is the whole collective's)
   jaxcoll bench --sizes 4K --chain 16 --peers lax                    sixteen psums, one after the other, in one program
   jaxcoll bench --layout inproc --sizes 4K,4M,16M --peers lax        one process with a device a rank
+  jaxcoll bench --sizes 4M,16M --peers copy                          against the memory: a program that only reads such
+                                                                     an argument, and writes such a result
   jaxcoll bench --ranks 2,4,8,16 --sizes 1M --peers mpi              how cost grows with the number of ranks
   jaxcoll bench --sizes 4K,1M --peers JAXCOLL_RECORD=off             the same, with a setting changed, as the peer
 """
@@ -45,7 +47,7 @@ def _flags() -> flags.FlagValues:
     flags.DEFINE_integer("factor", 2, "Step of a range of sizes.", lower_bound=2, **where)
     flags.DEFINE_list("dtype", ["float32"], "Element type, or a comma list of types.", **where)
     flags.DEFINE_string("impl", "jaxcoll", "The implementation under test: jaxcoll or lax.", **where)
-    flags.DEFINE_list("peers", [], "Compare with: lax, mpi, or JAXCOLL_NAME=value (jaxcoll with a setting).", **where)
+    flags.DEFINE_list("peers", [], "Compare with: lax, mpi, copy, or JAXCOLL_NAME=value.", **where)
     flags.DEFINE_string("schedule", None, "The schedule for jaxcoll to use (its own choice otherwise).", **where)
     flags.DEFINE_enum("transport", None, ["auto", "inproc", "shm", "tcp"], "Force jaxcoll's transport.", **where)
     flags.DEFINE_integer("chain", 1, "Collectives in one program, each waiting for the last.", lower_bound=1, **where)
@@ -97,8 +99,10 @@ def _implementations(values: Any) -> list[str]:
         name, equals, text = peer.partition("=")
         if equals and name.startswith(config.PREFIX):
             config.parse(name, text)
-        elif peer not in ("jaxcoll", "lax", "mpi"):
-            raise UsageError(f"--peers={peer} is unknown. Known: lax, mpi, or a setting such as JAXCOLL_RECORD=off.")
+        elif peer not in ("jaxcoll", "lax", "copy", "mpi"):
+            raise UsageError(
+                f"--peers={peer} is unknown. Known: lax, mpi, copy, or a setting such as JAXCOLL_RECORD=off."
+            )
     return list(dict.fromkeys([values.impl, *values.peers]))
 
 

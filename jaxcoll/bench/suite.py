@@ -79,8 +79,8 @@ ENTRIES = (
     Entry(
         "inproc",
         "psum, one process with a device a rank",
-        ("--layout=inproc", "--sizes=4K,4M,16M", "--peers=lax", "--iters=60"),
-        _against("lax", s4K=1, s4M=1.5, s16M=1.2),
+        ("--layout=inproc", "--sizes=4K,4M,16M", "--peers=lax,copy", "--iters=60"),
+        (*_against("lax", s4K=1, s4M=1.5, s16M=1.2), *_against("copy", s4M=1 / 1.15, s16M=1 / 1.15)),
     ),
     Entry("ranks", "psum by number of ranks", ("--ranks=2,4,8,16", "--sizes=4K,1M", "--peers=mpi")),
     Entry(

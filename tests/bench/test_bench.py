@@ -62,6 +62,20 @@ def test_a_chain_and_another_dtype(tmp_path: Path):
     assert [row["size_bytes"] for row in results(out)] == [4096] * 5
 
 
+def test_the_memory_as_a_peer(tmp_path: Path):
+    out = tmp_path / "out.json"
+    common = ("--iters=2", "--warmup=0", "--impl=lax", "--peers=copy", "--layout=inproc", "--ranks=3", f"--json={out}")
+    done = bench(*common, "--collective=psum,all_gather,psum_scatter,all_to_all", "--sizes=12K")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [row["impl"] for row in results(out)] == ["lax", "copy"] * 4
+    assert [row["size_bytes"] for row in results(out)] == [12288] * 8
+    done = bench(*common, "--sizes=4K", "--dtype=uint8,bool,complex64")
+    assert done.returncode == 0, done.stdout + done.stderr
+    done = bench(*common, "--sizes=4K", "--chain=2")
+    assert "copy: copies stand beside one collective" in done.stdout
+    assert [row["impl"] for row in results(out)] == ["lax"]
+
+
 def test_mpi_in_turn_with_jax(tmp_path: Path):
     installed = shutil.which("mpirun") is not None and importlib.util.find_spec("mpi4py") is not None
     need(installed, "Open MPI with mpi4py", "MPI")
@@ -81,7 +95,7 @@ def test_mpi_in_turn_with_jax(tmp_path: Path):
         (["--sizes=4X"], "--sizes='4X'"),
         (["--ranks=0"], "--ranks=0 must be whole numbers"),
         (["--ranks=two"], "--ranks=two must be whole numbers"),
-        (["--peers=nccl"], "--peers=nccl is unknown. Known: lax, mpi"),
+        (["--peers=nccl"], "--peers=nccl is unknown. Known: lax, mpi, copy"),
         (["--peers=JAXCOLL_RECORD=perhaps"], "JAXCOLL_RECORD='perhaps' is not accepted"),
         (["--peers=JAXCOLL_RECORDS=off"], "JAXCOLL_RECORDS is no setting of jaxcoll. Did you mean JAXCOLL_RECORD?"),
         (["--impl=gloo"], "--impl=gloo is unknown"),
