@@ -25,7 +25,8 @@ from jaxcoll.synth.alltoall_round import Router
 from jaxcoll.synth.alltoall_routing import Routing, rate_bound
 from jaxcoll.synth.alltoall_schedule import hops, to_schedule
 from jaxcoll.synth.alltoall_warm import AllToAllWarm
-from jaxcoll.synth.pricing import Pricer, Trees
+from jaxcoll.synth.path_trees import Trees
+from jaxcoll.synth.pricing import Pricer
 from jaxcoll.synth.result import Cancelled, Clock, Progress, Status, SynthResult
 from jaxcoll.topology import Topology
 
@@ -176,7 +177,7 @@ def _without_lp(problem: _Problem, start: _Start | None, enough: float) -> _Foun
         trees = start.warm.columns_in(net, start.arcs)[0] if start else NO_TREES
         duals = [price for _, price in cuts]
         lp = Fractional(0.0, cuts[0][0], duals[0], duals, trees, 0, 0, True, {"pricing": 0.0, "master": 0.0})
-        bounds = _part_bounds(problem, no_symmetry(net), lp)
+        bounds = _part_bounds(problem, lp)
     with watch.clock.phase("rounding"):
         routing = _round(problem, lp, bounds, start, TRIAL if start else PATIENCE)
     if routing.rate(net) < max(bounds.values()) * enough and not watch.limits.stop():
@@ -198,12 +199,12 @@ def _rounded(problem: _Problem, sym: Symmetry, lp: Fractional, start: _Start | N
     """The best routing found, and the LP solved again without classes where these turn out wrong."""
     net = problem.net
     with problem.watch.clock.phase("rounding"):
-        bounds = _part_bounds(problem, sym, lp)
+        bounds = _part_bounds(problem, lp)
         routing = _round(problem, lp, bounds, start)
         if _doubtful(problem, sym, routing, max(bounds.values())):
             sym = no_symmetry(net)
             lp, _ = _solve_lp(problem, sym, start, threads)
-            bounds = _part_bounds(problem, sym, lp)
+            bounds = _part_bounds(problem, lp)
             routing = max(routing, _round(problem, lp, bounds, start), key=lambda r: r.rate(net))
     return _Found(lp, sym, routing, max(bounds.values()))
 
@@ -304,13 +305,12 @@ def _fewest_steps(problem: _Problem, lp: Fractional, sym: Symmetry, threads: int
     return kept
 
 
-def _part_bounds(problem: _Problem, sym: Symmetry, lp: Fractional) -> dict[int, float]:
+def _part_bounds(problem: _Problem, lp: Fractional) -> dict[int, float]:
     """For every number of parts a proven bound of the rate."""
-    cap = np.zeros(len(sym.arc_count))
-    cap[sym.arc_class] = problem.net.cap
-    weights = np.zeros((len(lp.duals[:DUALS]), len(cap)))
-    for row, dual in zip(weights, lp.duals, strict=False):
-        np.add.at(row, sym.arc_class, dual)
+    duals = lp.duals[:DUALS]
+    priced = np.flatnonzero(np.any(duals, axis=0))
+    cap, alike = np.unique(problem.net.cap[priced], return_inverse=True)
+    weights = np.array([np.bincount(alike, dual[priced], len(cap)) for dual in duals], np.float64)
     grid = [*range(1, problem.chunks + 1), *(k for k in FINER if k > problem.chunks > 1)]
     return {k: rate_bound(cap, weights, k, lp.bound) for k in grid}
 

@@ -18,7 +18,8 @@ import numpy as np
 from jaxcoll.synth.alltoall_cuts import cut_prices
 from jaxcoll.synth.alltoall_net import FloatArray, Net, Symmetry, strong_components
 from jaxcoll.synth.master import DUAL_TOLERANCE, MasterSolution, RestrictedMaster
-from jaxcoll.synth.pricing import Pricer, Trees, blocks
+from jaxcoll.synth.path_trees import Trees
+from jaxcoll.synth.pricing import Pricer, blocks
 
 SMOOTHING = 0.3
 """Share of the seeding's prices in those tried every second round: they are positive on every arc, so trees that the

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from jaxcoll.synth.alltoall_net import FloatArray, IntArray, Net
 from jaxcoll.synth.alltoall_routing import Routing, arc_loads, pack_left, room, widen
-from jaxcoll.synth.pricing import Int32Array, Pricer, blocks
+from jaxcoll.synth.path_trees import SPARE, Int32Array, Noise
+from jaxcoll.synth.pricing import Pricer, blocks
 
 FULL = 0.5
 """Surcharge of a full arc at first, relative to its share of even prices. Less than one, so that parts change places
@@ -34,8 +35,6 @@ NOISE = 0.2
 not all be chosen alike."""
 FEW = 16
 """Fewer ends than this grow several trees each."""
-BLOCK = 32
-"""Ends priced together."""
 
 
 def _before_of_key(key: IntArray, amount: IntArray) -> IntArray:
@@ -68,7 +67,6 @@ class Router:
         self.net, self.pricer, self.stop, self.chunks = net, pricer, stop, chunks
         self.least, self.waves = (MENDING, MENDING_WAVES) if mending else (FULL, WAVES)
         self.even = 1 / (net.cap * net.arcs)
-        self.noise = (NOISE * self.even)[:, None]
         self.base = weight / (net.cap * weight).sum() + self.even  # no BLAS: it would start threads
         self.rng = np.random.default_rng(seed)
 
@@ -90,16 +88,12 @@ class Router:
         if copies > 1:  # several trees from one root, each under noise of its own: else all would crowd on one path
             roots = np.repeat(roots, copies)
             column = column * copies + self.rng.integers(copies, size=len(column))
-        order = np.argsort(column, kind="stable")
-        cuts = np.searchsorted(column[order], np.arange(0, len(roots), BLOCK)[1:])
-        out = np.full((len(root), 0), -1, np.int32)
-        for i, units in enumerate(np.split(order, cuts)):
-            block = roots[i * BLOCK : (i + 1) * BLOCK]
-            noise = self.rng.random((self.net.arcs, len(block)), dtype=np.float32) * self.noise
-            found = pricer.trees(weight[:, None] + noise, block).paths(column[units] - i * BLOCK, leaf[units])
-            out = widen(out, found.shape[1])
-            out[units, : found.shape[1]] = found
-        return out
+        noise = Noise(NOISE * self.even, self._noise, self.rng.integers(SPARE, size=len(roots)))
+        return pricer.paths(weight, noise, roots, column, leaf)
+
+    @cached_property
+    def _noise(self) -> FloatArray:
+        return self.rng.random(self.net.arcs + SPARE)
 
     def first(self) -> Routing:
         """One path a pair, source after source, each seeing the loads of those before: prices grow exponentially with

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxcoll.synth.alltoall_net import FloatArray, IntArray, Net
-from jaxcoll.synth.pricing import Int32Array
+from jaxcoll.synth.path_trees import Int32Array
 
 
 @dataclass

@@ -13,7 +13,7 @@ from jaxcoll.schedule.columns import ChunkColumns, EdgeColumns
 from jaxcoll.schedule.ir import ChunkGraph, Collective, Kind, Op, Schedule
 from jaxcoll.synth.alltoall_net import IntArray, Net
 from jaxcoll.synth.alltoall_routing import Routing
-from jaxcoll.synth.pricing import Int32Array
+from jaxcoll.synth.path_trees import Int32Array
 
 
 def hops(net: Net, path: Int32Array) -> IntArray:

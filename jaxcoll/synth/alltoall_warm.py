@@ -18,7 +18,7 @@ from jaxcoll.synth.alltoall_net import FloatArray, IntArray, Net
 from jaxcoll.synth.alltoall_round import Router
 from jaxcoll.synth.alltoall_routing import Routing
 from jaxcoll.synth.alltoall_schedule import hops
-from jaxcoll.synth.pricing import Int32Array, Trees
+from jaxcoll.synth.path_trees import Int32Array, Trees
 
 FORMAT, VERSION = "jaxcoll-all-to-all-warm", 2
 

@@ -17,7 +17,7 @@ import numpy as np
 from jaxcoll.errors import SynthesisError
 from jaxcoll.synth.alltoall_net import FloatArray, IntArray
 from jaxcoll.synth.highs import new_highs
-from jaxcoll.synth.pricing import Trees
+from jaxcoll.synth.path_trees import Trees
 
 DUAL_TOLERANCE = 1e-9
 

@@ -1,4 +1,7 @@
-"""The native half of tree packing (ffi/src/flow), bound with cffi. Where it is missing, Python does the same slower."""
+"""The native half of tree packing and of pricing (ffi/src/flow), bound with cffi.
+
+Where it is missing, Python does the same slower.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from numpy.typing import NDArray
 
 from jaxcoll.errors import SynthesisError
 
-ABI = 1
+ABI = 2
 # Set to "none" to go without, or to the path of another build.
 OVERRIDE = "JAXCOLL_TEST_FLOW_LIBRARY"
 
@@ -37,6 +40,20 @@ int32_t jc_pack_run(jc_pack* pack, int32_t orders, const int32_t* root, const in
                     const int32_t* hint_tail, const int32_t* hint_head, jc_pack_tick tick);
 void jc_pack_stats(const jc_pack* pack, int64_t* stats);
 void jc_pack_take(const jc_pack* pack, int32_t* root, int64_t* count, int32_t* tail, int32_t* head, uint8_t* cuts);
+typedef struct jc_paths jc_paths;
+typedef struct jc_paths_trees jc_paths_trees;
+jc_paths* jc_paths_new(int32_t ranks, int32_t nodes, int32_t arcs, const int32_t* tail, const int32_t* head);
+void jc_paths_free(jc_paths* paths);
+jc_paths_trees* jc_paths_grow(jc_paths* paths, int32_t steps, const double* weight, int32_t count,
+                              const int32_t* source, const double* scale, const double* noise, const int64_t* offset,
+                              const int64_t* want_start, const int32_t* want);
+void jc_paths_trees_free(jc_paths_trees* trees);
+void jc_paths_dist(const jc_paths_trees* trees, double* dist);
+int64_t jc_paths_loads(jc_paths_trees* trees);
+void jc_paths_loads_take(const jc_paths_trees* trees, int64_t* start, int64_t* arc, double* units);
+int32_t jc_paths_longest(const jc_paths_trees* trees, int64_t count, const int64_t* tree, const int64_t* dest);
+void jc_paths_take(const jc_paths_trees* trees, int64_t count, const int64_t* tree, const int64_t* dest, int32_t width,
+                   int32_t* path);
 """
 
 _DONE, _STUCK, _CANCELLED = 0, 1, 2
@@ -108,7 +125,7 @@ class Flow:
 
     def __init__(self, library: Library, nodes: int, tails: Int32Array, heads: Int32Array):
         self._library, self._nodes = library, nodes
-        handle = library.lib.jc_flow_new(nodes, len(tails), _int32(library, tails), _int32(library, heads))
+        handle = library.lib.jc_flow_new(nodes, len(tails), as_int32(library, tails), as_int32(library, heads))
         if handle == library.ffi.NULL:
             raise SynthesisError("the native flow network can't be built: bad arcs, or too little memory")
         self._handle = library.ffi.gc(handle, library.lib.jc_flow_free)
@@ -123,11 +140,11 @@ class Flow:
         side = np.zeros((query.max_cuts, self._nodes), np.uint8)
         lists: list[Any] = []
         for part in (query.sources, query.sinks, query.targets):
-            lists += [len(part), _int32(lib, part)]
+            lists += [len(part), as_int32(lib, part)]
         found = lib.lib.jc_flow_cuts(
-            self._handle, _int64(lib, query.capacity), _int64(lib, query.demand), len(amounts), _int64(lib, amounts),
-            _int32(lib, starts), _int32(lib, members), *lists, query.limit, query.max_cuts, _int64(lib, value),
-            _int32(lib, target), _bytes(lib, side),
+            self._handle, as_int64(lib, query.capacity), as_int64(lib, query.demand), len(amounts),
+            as_int64(lib, amounts), as_int32(lib, starts), as_int32(lib, members), *lists, query.limit, query.max_cuts,
+            as_int64(lib, value), as_int32(lib, target), as_bytes(lib, side),
         )  # fmt: skip
         if found < 0:
             raise SynthesisError("the native flow engine refused its arguments (out of range, or too little memory)")
@@ -161,8 +178,8 @@ def pack(
     ffi, lib = library.ffi, library.lib
     tails, heads, capacity = arcs
     handle = lib.jc_pack_new(
-        ranks, len(tails), _int32(library, tails), _int32(library, heads), _int64(library, capacity),
-        len(cuts), _bytes(library, cuts), max_depth,
+        ranks, len(tails), as_int32(library, tails), as_int32(library, heads), as_int64(library, capacity),
+        len(cuts), as_bytes(library, cuts), max_depth,
     )  # fmt: skip
     if handle == ffi.NULL:
         raise SynthesisError("the native packer refused its arguments (arcs not sorted, or too little memory)")
@@ -180,8 +197,8 @@ def pack(
     root, count, start, hint_tail, hint_head = orders
     callback = ffi.callback("int32_t(double)", report)
     status = lib.jc_pack_run(
-        handle, len(root), _int32(library, root), _int64(library, count), _int32(library, start),
-        _int32(library, hint_tail), _int32(library, hint_head), callback,
+        handle, len(root), as_int32(library, root), as_int64(library, count), as_int32(library, start),
+        as_int32(library, hint_tail), as_int32(library, hint_head), callback,
     )  # fmt: skip
     if stop:
         raise stop[0]
@@ -192,26 +209,34 @@ def pack(
 
 def _collect(library: Library, handle: Any, ranks: int, stuck: bool) -> Packed:
     stats = np.zeros(6, np.int64)
-    library.lib.jc_pack_stats(handle, _int64(library, stats))
+    library.lib.jc_pack_stats(handle, as_int64(library, stats))
     trees, known, checks, rollbacks, regrown, complete = stats.tolist()
     root, count = np.zeros(trees, np.int32), np.zeros(trees, np.int64)
     tail, head = np.zeros(trees * (ranks - 1), np.int32), np.zeros(trees * (ranks - 1), np.int32)
     cuts = np.zeros((known, (ranks + 7) // 8), np.uint8)
     library.lib.jc_pack_take(
-        handle, _int32(library, root), _int64(library, count), _int32(library, tail), _int32(library, head),
-        _bytes(library, cuts),
+        handle, as_int32(library, root), as_int64(library, count), as_int32(library, tail), as_int32(library, head),
+        as_bytes(library, cuts),
     )  # fmt: skip
     edges = np.stack([tail, head], axis=1).reshape(trees, ranks - 1, 2)
     return Packed(root, count, edges, cuts, checks, rollbacks, regrown, complete if stuck else -1)
 
 
-def _int32(library: Library, values: Any) -> Any:
+def as_int32(library: Library, values: Any) -> Any:
+    """`values` for a C argument: an array that is contiguous and of this type is passed itself, others as a copy."""
     return library.ffi.from_buffer("int32_t[]", np.ascontiguousarray(values, dtype=np.int32))
 
 
-def _int64(library: Library, values: Any) -> Any:
+def as_int64(library: Library, values: Any) -> Any:
+    """The same with int64."""
     return library.ffi.from_buffer("int64_t[]", np.ascontiguousarray(values, dtype=np.int64))
 
 
-def _bytes(library: Library, values: ByteArray) -> Any:
+def as_double(library: Library, values: Any) -> Any:
+    """The same with float64."""
+    return library.ffi.from_buffer("double[]", np.ascontiguousarray(values, dtype=np.float64))
+
+
+def as_bytes(library: Library, values: ByteArray) -> Any:
+    """The same with uint8."""
     return library.ffi.from_buffer("uint8_t[]", np.ascontiguousarray(values))

@@ -1,26 +1,29 @@
 """Shortest-path trees over the time-expanded network, for many sources at once.
 
 A chunk crosses any number of switches within one step and may wait at ranks only (MCCL 4.2). One step is therefore:
-relax the arcs into
-switches until nothing improves, then relax the arcs into ranks once. All sources are relaxed together, as matrix
-operations over [heads, sources].
+relax the arcs into switches until nothing improves, then relax the arcs into ranks once. The native library does it
+source by source, and looks only at the arcs whose tail has come nearer (ffi/src/flow/paths.h); without it all sources
+are relaxed together, as matrix operations over [heads, sources]. Both give the same trees.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from jaxcoll.synth import native
 from jaxcoll.synth.alltoall_net import FloatArray, IntArray, Net
-
-Int32Array = NDArray[np.int32]
+from jaxcoll.synth.alltoall_routing import widen
+from jaxcoll.synth.native_paths import NativeNet
+from jaxcoll.synth.path_trees import Int32Array, Noise, Trees
 
 BLOCK = 64
 """Sources priced together: their matrices stay in the cache."""
+NOISY_BLOCK = 32
+"""The same where every source has arc weights of its own."""
 
 
 def blocks(sources: IntArray, size: int = BLOCK) -> list[IntArray]:
@@ -46,60 +49,31 @@ class _Heads:
         return _Heads(nodes[by_degree], kth)
 
 
-@dataclass(frozen=True)
-class Trees:
-    """Sparse arc loads of k trees: tree i is rooted at rank `source[i]` and puts `units[j]` on arc `arc[j]`, start[i]
-    <= j < start[i + 1]."""
-
-    source: IntArray
-    start: IntArray
-    arc: IntArray
-    units: FloatArray
-
-    @staticmethod
-    def from_keys(source: IntArray, arcs: int, key: IntArray, units: FloatArray) -> Trees:
-        """From entries with key = tree * arcs + arc; equal keys add up."""
-        key, inverse = np.unique(key, return_inverse=True)
-        tree = key // max(arcs, 1)
-        start = np.searchsorted(tree, np.arange(len(source) + 1))
-        return Trees(source, start, key - tree * arcs, np.asarray(np.bincount(inverse, units, len(key)), np.float64))
-
-    @staticmethod
-    def join(parts: Sequence[Trees]) -> Trees:
-        """All trees of `parts`, in order."""
-        shift = np.cumsum([0, *(len(p.arc) for p in parts)])
-        starts = [p.start[:-1] + s for p, s in zip(parts, shift, strict=False)]
-        return Trees(
-            np.concatenate([p.source for p in parts]),
-            np.concatenate([*starts, shift[-1:]]),
-            np.concatenate([p.arc for p in parts]),
-            np.concatenate([p.units for p in parts]),
-        )
-
-    def __len__(self) -> int:
-        return len(self.source)
+class Forest(Protocol):
+    """Shortest-path trees of S sources."""
 
     @property
-    def tree(self) -> IntArray:
-        """The tree of every entry, int64 [entries]."""
-        return np.repeat(np.arange(len(self)), np.diff(self.start))
+    def dist(self) -> FloatArray:
+        """float64 [nodes, S], inf where unreachable within the steps."""
+        ...
 
-    def take(self, keep: IntArray) -> Trees:
-        """The trees with the numbers `keep`."""
-        size = np.diff(self.start)[keep]
-        start = np.concatenate([[0], np.cumsum(size)])
-        entry = np.arange(start[-1]) - np.repeat(start[:-1], size) + np.repeat(self.start[keep], size)
-        return Trees(self.source[keep], start, self.arc[entry], self.units[entry])
+    def total(self) -> FloatArray:
+        """Sum of the distances to all ranks, float64 [S]."""
+        ...
 
-    def cost(self, weight: FloatArray) -> FloatArray:
-        """Sum of units times weight of every tree, float64 [k]."""
-        return np.asarray(np.bincount(self.tree, self.units * weight[self.arc], len(self)), np.float64)
+    def loads(self) -> Trees:
+        """The trees as arc loads: one unit goes from every source to every other rank."""
+        ...
+
+    def paths(self, column: IntArray, dest: IntArray) -> Int32Array:
+        """Arcs of the paths from source number column[i] to node dest[i], int32 [len(dest), longest], from the source
+        on, padded with -1."""
+        ...
 
 
 @dataclass(frozen=True)
-class Forest:
-    """Shortest-path trees of `sources` (int64 [S]). `dist`: float64 [nodes, S], inf where unreachable within the
-    steps."""
+class LayeredForest:
+    """A `Forest` of `sources` (int64 [S]), grown in numpy."""
 
     net: Net
     sources: IntArray
@@ -108,11 +82,9 @@ class Forest:
     """(row of every node or -1, arc by which a head was improved or -1 [rows, S]), in the order of relaxation."""
 
     def total(self) -> FloatArray:
-        """Sum of the distances to all ranks, float64 [S]."""
         return self.dist[: self.net.ranks].sum(axis=0)
 
     def loads(self) -> Trees:
-        """The trees as arc loads: one unit goes from every source to every other rank."""
         net, count = self.net, len(self.sources)
         units = np.zeros((net.nodes, count))
         units[: net.ranks] = 1.0
@@ -131,8 +103,6 @@ class Forest:
         return Trees.from_keys(self.sources, net.arcs, np.concatenate(keys), np.concatenate(amounts))
 
     def paths(self, column: IntArray, dest: IntArray) -> Int32Array:
-        """Arcs of the paths sources[column[i]] -> dest[i], int32 [len(dest), longest], from the source on, padded
-        with -1."""
         node, back = dest.copy(), []
         for row, pred in reversed(self.layers):
             arc = np.full(len(node), -1, np.int32)
@@ -190,9 +160,39 @@ class Pricer:
             moved = bool((depth != before).any())
         return trees.take(np.flatnonzero(depth.reshape(count, net.nodes).max(axis=1, initial=0) <= self.steps))
 
+    @cached_property
+    def _native(self) -> NativeNet | None:
+        library = native.load()
+        return NativeNet(library, self.net) if library else None
+
     def trees(self, weight: FloatArray, sources: IntArray) -> Forest:
-        """Trees for arc weights `weight` (float64 [arcs], or [arcs, S] to price every source alone; >= 0, inf forbids
-        an arc). Of equal paths the one with the fewest steps is kept."""
+        """Trees for arc weights `weight` (float64 [arcs]; >= 0, inf forbids an arc). Of equal paths the one with the
+        fewest steps is kept."""
+        if self._native:
+            return self._native.grow(self.steps, weight, sources)
+        return self.layered(weight, sources)
+
+    def paths(
+        self, weight: FloatArray, noise: Noise, sources: IntArray, column: IntArray, dest: IntArray
+    ) -> Int32Array:
+        """The cheapest paths from sources[column[i]] to rank dest[i], as `Forest.paths` gives them, where `noise` is
+        added to the weights and is different for every source."""
+        if self._native:
+            order = np.argsort(column, kind="stable")
+            want = column[order], dest[order]
+            return self._native.grow(self.steps, weight, sources, noise, want).paths(column, dest)
+        out = np.full((len(dest), 0), -1, np.int32)
+        for first in range(0, len(sources), NOISY_BLOCK):
+            block = slice(first, first + NOISY_BLOCK)
+            mine = np.flatnonzero((column >= first) & (column < first + NOISY_BLOCK))
+            forest = self.layered(weight[:, None] + noise.cost(block), sources[block])
+            found = forest.paths(column[mine] - first, dest[mine])
+            out = widen(out, found.shape[1])
+            out[mine, : found.shape[1]] = found
+        return out
+
+    def layered(self, weight: FloatArray, sources: IntArray) -> LayeredForest:
+        """`trees` in numpy; `weight` may be float64 [arcs, S], too, to price every source alone."""
         dist = np.full((self.net.nodes, len(sources)), np.inf)
         dist[sources, np.arange(len(sources))] = 0.0
         layers: list[tuple[IntArray, Int32Array]] = []
@@ -203,7 +203,7 @@ class Pricer:
                 pass
             if not self._relax(rank, rows[1], weight, dist, layers):
                 break
-        return Forest(self.net, sources, dist, tuple(layers))
+        return LayeredForest(self.net, sources, dist, tuple(layers))
 
     def _relax(
         self,

@@ -7,6 +7,9 @@ import random
 from collections import Counter
 from fractions import Fraction
 
+import numpy as np
+
+from jaxcoll.synth.alltoall_net import Net
 from jaxcoll.topology import Topology, fail, parse
 
 SPECS = (
@@ -65,3 +68,16 @@ def random_network(seed: int, most_ranks: int = 10) -> Topology:
     kept = [f"s{i}" for i in range(switches) if ranks + i in used]
     links = [(names[tail], names[head], amount) for (tail, head), amount in capacity.items()]
     return Topology.of(f"random{seed}", names[:ranks], kept, links)
+
+
+def random_net(seed: int, ranks: int = 6, switches: int = 2) -> Net:
+    """In the form of the all-to-all solver: asymmetric, strongly connected, with switches that also join each other."""
+    rng = np.random.default_rng(seed)
+    nodes = ranks + switches
+    arcs: list[tuple[int, int, Fraction]] = []
+    ring = rng.permutation(nodes)
+    pairs = {(int(ring[i]), int(ring[(i + 1) % nodes])) for i in range(nodes)}
+    pairs |= {(int(u), int(v)) for u, v in rng.integers(nodes, size=(2 * nodes, 2)) if u != v}
+    for u, v in sorted(pairs):
+        arcs.append((u, v, Fraction(int(rng.integers(1, 40)), 3)))
+    return Net.from_arcs(ranks, nodes, arcs)

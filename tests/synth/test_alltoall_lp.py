@@ -21,21 +21,9 @@ from jaxcoll.synth.pricing import Pricer
 from jaxcoll.topology import Topology
 from jaxcoll.topology.builders import overlay, parse
 from jaxcoll.topology.failures import fail
+from tests.synth.networks import random_net
 
 need(importlib.util.find_spec("highspy") is not None, "highspy: pip install jaxcoll[synth]", "SYNTH")
-
-
-def random_net(seed: int, ranks: int = 6, switches: int = 2) -> Net:
-    """Asymmetric, strongly connected, with switches that also join each other."""
-    rng = np.random.default_rng(seed)
-    nodes = ranks + switches
-    arcs: list[tuple[int, int, Fraction]] = []
-    ring = rng.permutation(nodes)
-    pairs = {(int(ring[i]), int(ring[(i + 1) % nodes])) for i in range(nodes)}
-    pairs |= {(int(u), int(v)) for u, v in rng.integers(nodes, size=(2 * nodes, 2)) if u != v}
-    for u, v in sorted(pairs):
-        arcs.append((u, v, Fraction(int(rng.integers(1, 40)), 3)))
-    return Net.from_arcs(ranks, nodes, arcs)
 
 
 def solve(net: Net, steps: int | None = None, tolerance: float = 1e-7) -> tuple[float, float]:
@@ -57,7 +45,7 @@ def test_column_generation_equals_the_arc_lp(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(12))
 def test_a_bound_on_steps_equals_the_time_expanded_arc_lp(seed: int) -> None:
     net = random_net(seed, ranks=5, switches=1)
-    need = int(max(len(Pricer(net).trees(np.ones(net.arcs), np.array([s])).layers) for s in range(net.ranks)))
+    need = int(max(len(Pricer(net).layered(np.ones(net.arcs), np.array([s])).layers) for s in range(net.ranks)))
     for steps in range(1, need + 1):
         if np.isinf(Pricer(net, steps).trees(np.ones(net.arcs), np.arange(net.ranks)).dist[: net.ranks]).any():
             continue

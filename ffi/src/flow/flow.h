@@ -13,7 +13,7 @@ extern "C" {
 #endif
 #pragma GCC visibility push(default)
 
-#define JC_FLOW_ABI 1
+#define JC_FLOW_ABI 2
 #define JC_FLOW_INFINITE (INT64_C(1) << 60)
 
 typedef struct jc_flow jc_flow;
