@@ -39,8 +39,9 @@ def init() -> None:
 
 
 def get_sets() -> sets.Sets:
-    """The schedule sets of this process; makes the world on the first call."""
+    """The schedule sets of this process; makes the world on the first call. Raises UsageError in a forked child."""
     global _sets
+    world.refuse_forked()
     with _lock:
         if _sets is None:
             made = sets.Sets(world.get())

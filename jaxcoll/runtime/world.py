@@ -50,6 +50,7 @@ class World:
 
     def __init__(self, native: Native, job: jobs.Job, settings: config.Config):
         self.native, self.job, self.settings = native, job, settings
+        self.pid = os.getpid()
         self.peers: list[Peer] = []
         self.speed = probe.Speed(0.0, 0.0, 0.0, 1, 1, False)
         self._stops: list[Callable[[], None]] = []
@@ -288,22 +289,42 @@ class World:
                 return
             time.sleep(0.002)
 
+    def discard(self) -> None:
+        """Frees what a start that failed has made: threads, connections, shared memory."""
+        self.native.lib.jc_world_stop(self.handle)
+        self.native.lib.jc_world_free(self.handle)
+        self.handle = self.native.ffi.NULL
+
 
 _lock = threading.Lock()
 _world: World | None = None
 
 
+def refuse_forked() -> None:
+    """Raises UsageError in a child that was forked from a process with a world: it has none of the threads."""
+    if _world is not None and _world.pid != os.getpid():
+        raise UsageError(
+            f"this process was forked from process {_world.pid} after jaxcoll had started there, and has none of its "
+            'threads or JAX\'s: make processes by multiprocessing\'s "spawn" or "forkserver", or by subprocess'
+        )
+
+
 def get() -> World:
-    """The world of this process, made on the first call."""
+    """The world of this process, made on the first call. Raises UsageError in a forked child of one that has it."""
     global _world
+    refuse_forked()
     with _lock:
         if _world is None:
             if log.level == logging.NOTSET:  # a program that has set it has the last word
                 log.setLevel(config.current().log.upper())
             world = World(load(), jobs.current(), config.current())
-            world.start()
+            try:
+                world.start()
+            except BaseException:
+                world.discard()
+                raise
             _world = world
-            atexit.register(_leave, os.getpid())
+            atexit.register(_leave)
         return _world
 
 
@@ -312,8 +333,8 @@ def running() -> World | None:
     return _world
 
 
-def _leave(pid: int) -> None:
-    if _world is None or os.getpid() != pid:  # a forked child has our sockets, and is no member of the job
+def _leave() -> None:
+    if _world is None or os.getpid() != _world.pid:  # a forked child has our sockets, and is no member of the job
         return
     try:
         if _world.failed():

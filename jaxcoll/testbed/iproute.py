@@ -10,6 +10,7 @@ from pathlib import Path
 from jaxcoll.errors import JaxcollError
 
 NETNS = Path("/run/netns")
+_LIMIT_S = 120.0  # for one call, which is a batch for a whole testbed at most
 
 # Runs before a program: die with the parent, keep a connection to the driver (a socket stays in the namespace where it
 # was made), enter the namespace, take the station's address as host name (what XLA's own collectives listen on is the
@@ -52,13 +53,22 @@ def enter_command(parent: int, namespace: str, hostname: str, control: str, comm
 def run(*command: str, lines: Sequence[str] = (), force: bool = False) -> str:
     """Run `ip` or `tc`; returns its output. With `lines`, a batch of commands on its standard input.
 
-    force: go on after a line that fails, and don't mind. Raises JaxcollError with the program's words and the line.
+    force: go on after a line that fails, and don't mind. Raises JaxcollError with the program's words and the line, or
+    when the program hangs.
     """
     call = list(command)
     if lines:
         call[1:1] = ["-force", "-batch", "-"] if force else ["-batch", "-"]
     text = "".join(f"{line}\n" for line in lines)
-    done = subprocess.run(call, input=text if lines else None, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(
+            call, input=text if lines else None, capture_output=True, text=True, check=False, timeout=_LIMIT_S
+        )
+    except subprocess.TimeoutExpired as error:
+        raise JaxcollError(
+            f"{' '.join(call)}: no end after {_LIMIT_S:g} s; another program may hold the kernel's network settings: "
+            "see whether `ip link` answers, and which ip and tc run"
+        ) from error
     if done.returncode and not force:
         message = done.stderr.strip() or f"exit status {done.returncode}"
         raise JaxcollError(f"{' '.join(call)}: {message}{_failed_line(message, lines)}")

@@ -266,3 +266,9 @@ def test_terminate_is_a_clean_end(start: Start):
 def test_batch_errors_name_the_line():
     with pytest.raises(JaxcollError, match="link set nothing up"):
         iproute.run("ip", lines=["link show dev lo", "link set nothing up"])
+
+
+def test_a_program_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(iproute, "_LIMIT_S", 0.2)
+    with pytest.raises(JaxcollError, match=r"sleep 60: no end after 0\.2 s"):
+        iproute.run("sleep", "60")

@@ -1,0 +1,72 @@
+"""A world that can't start leaves nothing behind; a forked child of one that has started is no member of the job."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+_START = """
+import multiprocessing, os, sys, warnings
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec as P
+import jaxcoll
+from jaxcoll.runtime import probe, world
+
+mesh = jax.make_mesh((2,), ("i",))
+
+def total(n):
+    x = jax.device_put(np.ones((2, n), np.float32), NamedSharding(mesh, P("i")))
+    step = jax.shard_map(lambda x: jaxcoll.psum(x, "i"), mesh=mesh, in_specs=P("i"), out_specs=P())
+    return float(jax.jit(step)(x)[0, 0])
+"""
+
+_FAILS = """
+def fail():
+    raise RuntimeError("no measurement")
+
+jax.devices()
+measure, probe.copy_beta = probe.copy_beta, fail
+kept = []
+for _ in range(4):
+    try:
+        jaxcoll.init()
+    except RuntimeError as error:
+        assert "no measurement" in str(error)
+    kept.append((len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd")), world.running()))
+assert kept[1:] == kept[:-1] and kept[0][2] is None, kept
+probe.copy_beta = measure
+assert total(10) == 2
+print("fine")
+"""
+
+_FORKS = """
+def child():
+    try:
+        jaxcoll.init()
+    except jaxcoll.errors.UsageError as error:
+        print(error, flush=True)
+        sys.exit(7)
+
+assert total(10) == 2
+warnings.simplefilter("ignore")
+process = multiprocessing.get_context("fork").Process(target=child)
+process.start()
+process.join(30)
+assert process.exitcode == 7, process.exitcode
+assert total(11) == 2
+print("fine")
+"""
+
+
+@pytest.mark.parametrize("script", [_FAILS, _FORKS], ids=["fails", "forks"])
+def test_start(script: str):
+    done = subprocess.run([sys.executable, "-c", _START + script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.endswith("fine\n")
+    if script is _FORKS:
+        assert "was forked from process" in done.stdout
+        assert "spawn" in done.stdout
