@@ -20,7 +20,7 @@ from jaxcoll.schedule import Schedule
 from jaxcoll.schedule.ir import Chunk, Collective, Kind
 from jaxcoll.synth.alltoall_cg import ColumnGeneration, Fractional, Limits, certified_bound
 from jaxcoll.synth.alltoall_cuts import tight_cuts
-from jaxcoll.synth.alltoall_net import IntArray, Net, Symmetry, is_equitable, no_symmetry, symmetry
+from jaxcoll.synth.alltoall_net import FloatArray, IntArray, Net, Symmetry, is_equitable, no_symmetry, symmetry
 from jaxcoll.synth.alltoall_round import Router
 from jaxcoll.synth.alltoall_routing import Routing, rate_bound
 from jaxcoll.synth.alltoall_schedule import hops, to_schedule
@@ -34,8 +34,8 @@ TOLERANCE = 1e-6
 """Relative distance of rate and bound at which the LP counts as solved."""
 LOOSE = 1e-3
 """The same where no symmetry helps: below what cutting into ten chunks costs anyway."""
-SEEDS = (8, 40)
-"""Rounds of seeding with and without symmetry."""
+SEEDS = ((8, 1, 2.0), (200, 25, 4.0))
+"""Rounds, window and steepness of seeding, with and without symmetry."""
 FINER = (16, 32, 64)
 """Parts that a block is cut into beyond the number of its chunks; a chunk may then hold several."""
 WORTH_MORE = 5e-4
@@ -155,22 +155,22 @@ def all_to_all(
         lost = _unreachable(problem)
         if lost:
             return _infeasible(topology, lost, watch)
-    found = _without_lp(problem, start, (1 - WORTH_MORE) ** 2) if start and steps is None else None
-    if found is None:
+    found = _without_lp(problem, start) if start and steps is None else None
+    if found is None or not _enough(problem, found, (1 - WORTH_MORE) ** 2):
         with watch.clock.phase("network"):
             sym = symmetry(net) if use_symmetry else no_symmetry(net)
-        if sym.trivial and start is None and steps is None:
-            found = _without_lp(problem, None, 1 - QUICK)
-        if found is None:
-            problem, found = _with_lp(problem, sym, start, steps == "min", threads)
+        if sym.trivial and found is None and steps is None:
+            found = _without_lp(problem, None)
+        if found is None or not (sym.trivial and _enough(problem, found, 1 - QUICK)):
+            problem, found = _with_lp(problem, sym, start, found, steps == "min", threads)
     with watch.clock.phase("schedule"):
         schedule = _schedule(problem, found.routing, warm, f"all_to_all:{topology.name}") if build else None
     return _result(topology, problem, found, schedule)
 
 
-def _without_lp(problem: _Problem, start: _Start | None, enough: float) -> _Found | None:
-    """A routing, mended from the earlier one if there is one, that reaches the share `enough` of what the likely cuts
-    allow: then there is no LP to be solved. None where it stays below."""
+def _without_lp(problem: _Problem, start: _Start | None) -> _Found:
+    """A routing, mended from the earlier one if there is one, and what the likely cuts allow: where it comes near that,
+    there is no LP to be solved."""
     net, watch = problem.net, problem.watch
     with watch.clock.phase("bound"):
         cuts = tight_cuts(net)
@@ -179,20 +179,32 @@ def _without_lp(problem: _Problem, start: _Start | None, enough: float) -> _Foun
         lp = Fractional(0.0, cuts[0][0], duals[0], duals, trees, 0, 0, True, {"pricing": 0.0, "master": 0.0})
         bounds = _part_bounds(problem, lp)
     with watch.clock.phase("rounding"):
-        routing = _round(problem, lp, bounds, start, TRIAL if start else PATIENCE)
-    if routing.rate(net) < max(bounds.values()) * enough and not watch.limits.stop():
-        return None
+        routing = _climb(problem, np.asarray(sum(duals)), bounds, start)
     return _Found(lp, None, routing, max(bounds.values()))
 
 
+def _enough(problem: _Problem, found: _Found, share: float) -> bool:
+    """Whether the routing reaches this share of its bound, or time is up."""
+    return found.routing.rate(problem.net) >= found.part_bound * share or problem.watch.limits.stop()
+
+
 def _with_lp(
-    problem: _Problem, sym: Symmetry, start: _Start | None, fewest: bool, threads: int | None
+    problem: _Problem,
+    sym: Symmetry,
+    start: _Start | None,
+    found: _Found | None,
+    fewest: bool,
+    threads: int | None,
 ) -> tuple[_Problem, _Found]:
+    """`found`: what was reached without an LP."""
     with problem.watch.clock.phase("bound"):
-        lp, sym = _solve_lp(problem, sym, start, threads)
+        lp, sym = _solve_lp(problem, sym, start, threads, found.routing.columns(problem.net) if found else None)
         if fewest:
             problem, lp = _fewest_steps(problem, lp, sym, threads)
-    return problem, _rounded(problem, sym, lp, start, threads)
+    rounded = _rounded(problem, sym, lp, start, threads)
+    if found and found.routing.rate(problem.net) > rounded.routing.rate(problem.net):
+        rounded = replace(rounded, routing=found.routing)
+    return problem, rounded
 
 
 def _rounded(problem: _Problem, sym: Symmetry, lp: Fractional, start: _Start | None, threads: int | None) -> _Found:
@@ -200,12 +212,12 @@ def _rounded(problem: _Problem, sym: Symmetry, lp: Fractional, start: _Start | N
     net = problem.net
     with problem.watch.clock.phase("rounding"):
         bounds = _part_bounds(problem, lp)
-        routing = _round(problem, lp, bounds, start)
+        routing = _best_of_both(problem, lp, bounds, start) if sym.trivial else _round(problem, lp, bounds, start)
         if _doubtful(problem, sym, routing, max(bounds.values())):
             sym = no_symmetry(net)
             lp, _ = _solve_lp(problem, sym, start, threads)
             bounds = _part_bounds(problem, lp)
-            routing = max(routing, _round(problem, lp, bounds, start), key=lambda r: r.rate(net))
+            routing = max(routing, _best_of_both(problem, lp, bounds, start), key=lambda r: r.rate(net))
     return _Found(lp, sym, routing, max(bounds.values()))
 
 
@@ -265,9 +277,10 @@ def _solve_lp(
     sym: Symmetry,
     start: _Start | Fractional | None,
     threads: int | None,
+    columns: Trees | None = None,
 ) -> tuple[Fractional, Symmetry]:
     """The LP over the classes, its bound certified on the whole network; without classes if they turn out to be no
-    symmetry. `start`: an earlier solve, or one of the same network with other steps."""
+    symmetry. `start`: an earlier solve, or one of the same network with other steps; `columns`: more of them."""
     net, watch = problem.net, problem.watch
     # Half of the time that is left is for the LP: its bound is good early, and without a rounding there is no schedule.
     half = replace(watch.limits, deadline=time.monotonic() + watch.limits.left() / 2)
@@ -277,14 +290,16 @@ def _solve_lp(
     elif start is not None:
         cg.restart(*start.warm.columns_in(net, start.arcs))
     else:
-        cg.seed(SEEDS[sym.trivial])
+        cg.seed(*SEEDS[sym.trivial])
+    if columns is not None:
+        cg.add(columns)
     tolerance = LOOSE if sym.trivial else TOLERANCE
     lp = cg.run(tolerance, lambda rate, bound: watch.tick(rate / bound))
     bound, total = certified_bound(net, problem.pricer, lp.weight)
     if np.allclose(total, total[sym.reps][sym.rank_class], rtol=1e-9):
         return replace(lp, bound=bound), sym
     # Colour refinement took different ranks for alike (it can, on regular networks): their trees don't cost the same.
-    return _solve_lp(problem, no_symmetry(net), start, threads)
+    return _solve_lp(problem, no_symmetry(net), start, threads, columns)
 
 
 def _fewest_steps(problem: _Problem, lp: Fractional, sym: Symmetry, threads: int | None) -> tuple[_Problem, Fractional]:
@@ -315,37 +330,62 @@ def _part_bounds(problem: _Problem, lp: Fractional) -> dict[int, float]:
     return {k: rate_bound(cap, weights, k, lp.bound) for k in grid}
 
 
-def _round(
-    problem: _Problem, lp: Fractional, bounds: dict[int, float], start: _Start | None, patience: int = PATIENCE
-) -> Routing:
-    """The best routing found into at most `chunks` chunks. `patience`: rounds of negotiation without progress."""
+def _begin(problem: _Problem, weight: FloatArray, start: _Start | None) -> tuple[Router, Routing]:
+    """A router for prices `weight` (float64 [arcs]), and its first routing or the earlier one, made whole again."""
     net, watch = problem.net, problem.watch
-    router = Router(net, problem.pricer, lp.weight, problem.seed, watch.limits.stop, problem.chunks, start is not None)
+    router = Router(net, problem.pricer, weight, problem.seed, watch.limits.stop, problem.chunks, start is not None)
     if watch.cancelled:
         raise Cancelled("cancelled by the caller before there was a routing")
-    fresh = start is None or patience == TRIAL
     best = router.first() if start is None else start.warm.routing_in(net, start.arcs, router, problem.steps)
     if best.most_chunks() > problem.chunks:
         best = best.with_parts(problem.chunks, net.arcs).tidy()
-    best = best.with_parts(_enough(bounds), net.arcs)
-    best = router.improve(best, bounds[best.parts], patience)
-    untried = dict(bounds)
+    return router, best
+
+
+def _climb(problem: _Problem, weight: FloatArray, bounds: dict[int, float], start: _Start | None) -> Routing:
+    """A routing in few parts, or in the finest ones where that stays below its bound: for networks in which hardly two
+    links are alike."""
+    net, finest = problem.net, max(bounds)
+    router, best = _begin(problem, weight, start)
+    best = best.with_parts(_fewest_parts(bounds), net.arcs)
+    best = router.improve(best, bounds[best.parts], TRIAL)
+    if best.rate(net) >= max(bounds.values()) * (1 - WORTH_MORE):
+        return best
+    higher = router.climb(best.with_parts(finest, net.arcs), bounds[finest])
+    return max(best, higher, key=lambda r: r.rate(net))
+
+
+def _best_of_both(problem: _Problem, lp: Fractional, bounds: dict[int, float], start: _Start | None) -> Routing:
+    """`_climb`, and where that ends too low, `_round`, which takes longer."""
+    routing = _climb(problem, lp.weight, bounds, start)
+    if routing.rate(problem.net) >= max(bounds.values()) * (1 - QUICK):
+        return routing
+    return max(routing, _round(problem, lp, bounds, start), key=lambda r: r.rate(problem.net))
+
+
+def _round(problem: _Problem, lp: Fractional, bounds: dict[int, float], start: _Start | None) -> Routing:
+    """The best routing found into at most `chunks` chunks."""
+    net, watch = problem.net, problem.watch
+    router, best = _begin(problem, lp.weight, start)
+    best = best.with_parts(_fewest_parts(bounds), net.arcs)
+    best = router.improve(best, bounds[best.parts], PATIENCE)
+    fresh, untried = start is None, dict(bounds)
     while untried and not watch.limits.stop():
         watch.tick(min(best.rate(net) / lp.bound, 1.0))
-        count = _enough(untried)
+        count = _fewest_parts(untried)
         if best.rate(net) >= untried.pop(count) * (1 - WORTH_MORE):
             break
-        trial = router.improve(best.with_parts(count, net.arcs), bounds[count], patience)
+        trial = router.improve(best.with_parts(count, net.arcs), bounds[count], PATIENCE)
         if not fresh and trial.rate(net) < bounds[count] * (1 - WORTH_MORE):
             # An old routing full of detours can be a bad place to start from.
             fresh = True
-            anew = router.improve(router.first().with_parts(count, net.arcs), bounds[count], patience)
+            anew = router.improve(router.first().with_parts(count, net.arcs), bounds[count], PATIENCE)
             trial = max(trial, anew, key=lambda r: r.rate(net))
         best = max(best, trial, key=lambda r: r.rate(net))
     return best
 
 
-def _enough(bounds: dict[int, float]) -> int:
+def _fewest_parts(bounds: dict[int, float]) -> int:
     """The fewest parts that allow all but a share of the best rate."""
     top = max(bounds.values())
     return min(parts for parts, bound in bounds.items() if bound >= top * (1 - WORTH_MORE))

@@ -25,10 +25,9 @@ SMOOTHING = 0.3
 """Share of the seeding's prices in those tried every second round: they are positive on every arc, so trees that the
 master's sparse prices call equal
 spread over the arcs by use instead of meeting on one."""
-SEED_STEEPNESS = 2.0
 SEED_BLOCK = 16
 DUALS_KEPT = 64
-TAIL = (5, 0.6, 0.02)
+TAIL = (2, 0.8, 0.01)
 """Without symmetry a solve also ends where this many rounds leave more than this share of the gap, once the gap is
 below this share of the rate: the bound is proven anyway, and the rounding does not use the master's rate."""
 PATIENCE = 100
@@ -169,24 +168,35 @@ class ColumnGeneration:
             self.master.add(self.sym.rank_class[trees.source], self.shares(trees))
             self.trees.append(trees)
 
-    def seed(self, rounds: int) -> None:
+    def seed(self, rounds: int, window: int = 1, steepness: float = 2.0) -> None:
         """First columns and bounds: prices of likely cuts, then multiplicative weights, where block after block of
-        sources takes its cheapest trees
-        at prices that grow with past use."""
+        sources takes its cheapest trees at prices that grow with past use, the steeper the higher `steepness`. What a
+        source sends in `window` rounds is one column, their mean: few columns, and near the optimum late."""
         for cut in cut_prices(self.net):
             mean = np.bincount(self.sym.arc_class, cut) / self.sym.arc_count
             self.add(self.price(mean[self.sym.arc_class]))
-        used = np.zeros(len(self.cap_class))
+        used, taken = np.zeros(len(self.cap_class)), list[Trees]()
         for i in range(rounds):
             for block in blocks(self.sym.reps, SEED_BLOCK):
-                self.centre = np.exp(SEED_STEEPNESS * (i + 1) ** 0.5 * (used / max(used.max(), 1e-300) - 1))
+                self.centre = np.exp(steepness * (i + 1) ** 0.5 * (used / max(used.max(), 1e-300) - 1))
                 with self._timed("pricing"):
                     trees = self.pricer.trees(self.spread(self.centre), block).loads()
                 share = self.shares(trees)
                 used += np.bincount(share.arc, share.units, len(used))
-                self.add(trees)
+                taken.append(trees)
+            if (i + 1) % window == 0 or self.limits.stop():
+                self.add(self._mean(taken))
+                taken.clear()
                 if self.limits.stop():
                     return
+                if window > 1:
+                    self.price(self.spread(self.centre))  # for its bound
+
+    def _mean(self, taken: list[Trees]) -> Trees:
+        """One column a source class, the mean of its trees; all classes have as many."""
+        trees = Trees.join(taken)
+        key = self.sym.rank_class[trees.source][trees.tree] * self.net.arcs + trees.arc
+        return Trees.from_keys(self.sym.reps, self.net.arcs, key, trees.units * len(self.sym.reps) / len(trees))
 
     def restart(self, trees: Trees, weight: FloatArray) -> None:
         """Begin from an earlier solve's trees and prices (float64 [arcs]) instead of a seeding."""

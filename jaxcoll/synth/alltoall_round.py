@@ -33,6 +33,9 @@ WAVES, MENDING_WAVES = 4, 8
 NOISE = 0.2
 """Noise on arc prices, relative to the even prices, a different one for every end that is priced: equal paths must
 not all be chosen alike."""
+CLIMB_PATIENCE, STEEP, FLAT = 3, 0.5, 0.02
+"""Climbing: rounds without progress that end a try, the first step as a share of what is left to the bound, and the
+share at which it ends."""
 FEW = 16
 """Fewer ends than this grow several trees each."""
 
@@ -138,6 +141,26 @@ class Router:
             if target <= routing.rate(self.net):
                 break
         return max(routing, work, key=lambda r: r.rate(self.net)).tidy()
+
+    def climb(self, routing: Routing, bound: float) -> Routing:
+        """A routing of a higher rate than `routing`, or itself: the target rises from the rate that was reached, by a
+        share of what is left to `bound`, which halves after a try that gained nothing.
+
+        `improve` aims at the bound and pushes everything about to get there. Where hardly two links are alike it ends
+        some percent below, and small steps reach a few tenths of one.
+        """
+        best, share = routing, STEEP
+        while share > FLAT and not self.stop():
+            rate = best.rate(self.net)
+            limit = room(self.net.cap, best.parts, rate + share * (bound - rate))
+            work = best.copy()
+            self._settle(work, limit, CLIMB_PATIENCE, np.zeros(self.net.arcs))
+            if work.rate(self.net) <= rate:
+                share /= 2
+                continue
+            share = share if (work.load > limit).any() else min(1.5 * share, 0.9)
+            best = work.tidy()
+        return best
 
     def _settle(self, work: Routing, limit: IntArray, patience: int, history: FloatArray) -> None:
         """Negotiate until nothing is above its limit, or until `patience` rounds brought no progress."""

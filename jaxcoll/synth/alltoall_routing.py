@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxcoll.synth.alltoall_net import FloatArray, IntArray, Net
-from jaxcoll.synth.path_trees import Int32Array
+from jaxcoll.synth.path_trees import Int32Array, Trees
 
 
 @dataclass
@@ -38,6 +38,12 @@ class Routing:
     def most_chunks(self) -> int:
         """Bundles of the pair that has most."""
         return int(np.bincount(self.pair()).max(initial=0))
+
+    def columns(self, net: Net) -> Trees:
+        """What every source sends as arc loads, for one unit to every other rank: columns of the LP."""
+        rows, cols = np.nonzero(self.path >= 0)
+        key = self.source[rows] * net.arcs + self.path[rows, cols]
+        return Trees.from_keys(np.arange(net.ranks), net.arcs, key, self.weight[rows] / self.parts)
 
     def copy(self) -> Routing:
         """A routing that can be changed without changing this one."""
