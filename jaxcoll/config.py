@@ -196,6 +196,14 @@ class Config:
         _integer(0, 1_000_000),
         "Microseconds without news after which the calling thread stops polling and a thread that sleeps takes over.",
     )
+    keep_memory: str = _setting(
+        "auto",
+        _choice("auto", "on", "off"),
+        "Let malloc keep the memory of freed arrays for the next ones, in large pages, in place of giving it back to "
+        "the system and clearing fresh pages in every step. For the whole process. auto: where the process drives one "
+        "device (results of several come from several of malloc's arenas, which would each keep some), and malloc "
+        "isn't set up by its own variables (MALLOC_..., GLIBC_TUNABLES).",
+    )
     record: bool = _setting(True, _switch(), "Record every edge of every execution (the tuner needs it).")
     tuner: str = _setting(
         "off",

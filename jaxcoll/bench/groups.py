@@ -147,8 +147,9 @@ def start_mpi(resources: contextlib.ExitStack, ranks: int) -> Group:
 class Bench:
     """The groups of one (ranks, layout), as a context manager; `measure` times one case on every implementation.
 
-    impls: the first is the one that peers are compared with. "jaxcoll" and "lax" share one group; "mpi" has its own;
-    "NAME=value" is jaxcoll in a group of its own with that environment variable, to compare settings.
+    impls: the first is the one that peers are compared with. Each has processes of its own, as a program has that uses
+    it: what jaxcoll does for its process (JAXCOLL_KEEP_MEMORY) is no favour to jax.lax, and Gloo's threads no burden to
+    jaxcoll. "NAME=value" is jaxcoll with that environment variable, to compare settings.
     """
 
     def __init__(self, impls: Sequence[str], ranks: int, layout: str, env: Mapping[str, str], deadline: float):
@@ -156,16 +157,13 @@ class Bench:
         self._resources = contextlib.ExitStack()
         self._groups: dict[str, Group] = {}
         try:
-            shared: Group | None = None
             for impl in impls:
                 if impl == "mpi":
                     self._groups[impl] = start_mpi(self._resources, ranks)
-                elif "=" in impl:
-                    name, _, value = impl.partition("=")
-                    self._groups[impl] = start_jax(self._resources, ranks, layout, {**env, name: value})
                 else:
-                    shared = shared or start_jax(self._resources, ranks, layout, env)
-                    self._groups[impl] = shared
+                    name, equals, value = impl.partition("=")
+                    changed = {**env, name: value} if equals else env
+                    self._groups[impl] = start_jax(self._resources, ranks, layout, changed)
         except BaseException:
             self._resources.close()
             raise
@@ -192,7 +190,7 @@ class Bench:
             else:
                 checked[impl] = answers
         seconds = self._time({impl: _settle(answers) for impl, answers in checked.items()}, plan, progress)
-        for group in set(self._groups.values()):
+        for group in self._groups.values():
             group.ask(self._deadline, do="drop")
         rows: list[Row] = []
         for impl, answers in checked.items():

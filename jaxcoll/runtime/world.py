@@ -12,7 +12,7 @@ import socket
 import statistics
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxcoll import config
@@ -71,6 +71,7 @@ class World:
                 "helpers": s.threads if s.threads else (min(cores, local) - 1 if local > 1 else 0),
                 "record": int(s.record),
                 "quiet": int(s.log == "error"),
+                "keep_memory": int(keeps_memory(s.keep_memory, local, os.environ)),
                 "threads": 1,
             },
         )
@@ -294,6 +295,13 @@ class World:
         self.native.lib.jc_world_stop(self.handle)
         self.native.lib.jc_world_free(self.handle)
         self.handle = self.native.ffi.NULL
+
+
+def keeps_memory(setting: str, local_devices: int, environ: Mapping[str, str]) -> bool:
+    """What JAXCOLL_KEEP_MEMORY comes to in a process with that many devices and that environment."""
+    own = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_")
+    users = any(name in environ for name in own) or "glibc.malloc." in environ.get("GLIBC_TUNABLES", "")
+    return setting == "on" or (setting == "auto" and local_devices == 1 and not users)
 
 
 _lock = threading.Lock()

@@ -15,7 +15,7 @@
 extern "C" {
 #endif
 
-#define JC_API_VERSION 1
+#define JC_API_VERSION 2
 
 typedef struct jc_world jc_world;
 typedef struct jc_op jc_op;
@@ -26,6 +26,7 @@ typedef struct {
   int32_t helpers;
   int32_t record, threads;
   int32_t quiet;                                  /* 1: warnings are not logged */
+  int32_t keep_memory;                            /* 1: malloc keeps freed memory, in this whole process */
   int64_t lane_bytes, landing_bytes, early_bytes; /* 0: the default */
 } jc_options;
 

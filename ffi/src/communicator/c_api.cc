@@ -6,6 +6,7 @@
 
 #include "communicator/c_api_internal.h"
 #include "communicator/world.h"
+#include "executor/pages.h"
 #include "jaxcoll/jaxcoll.h"
 
 using jaxcoll::Status;
@@ -100,6 +101,7 @@ jc_world* jc_world_create(const jc_options* o, int processes, int me) {
   if (o->landing_bytes > 0) options.landing_bytes = static_cast<size_t>(o->landing_bytes);
   if (o->early_bytes > 0) options.early_bytes = static_cast<size_t>(o->early_bytes);
   if (o->quiet == 0) options.log = LogLine;
+  if (o->keep_memory != 0) jaxcoll::KeepFreedMemory();
   return new jc_world{std::make_unique<jaxcoll::World>(std::move(options), processes, me)};
 }
 

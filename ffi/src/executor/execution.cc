@@ -1,33 +1,18 @@
 // Events and state of an operation: what has come, what may run next, what is to be sent.
 #include "executor/execution.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <cstring>
 #include <utility>
 
 #include "executor/engine.h"
+#include "executor/pages.h"
 
 namespace jaxcoll {
 namespace {
 
 constexpr uint32_t kMaxLanes = 4096;
 constexpr size_t kLargeResult = size_t{3} << 20;
-constexpr size_t kLargePagesFrom = size_t{4} << 20;
-constexpr uintptr_t kPage = 4096;
-
-// A large result is often fresh memory, whose first touch costs a fault per page: 16 MiB on each of 8 local ranks,
-// 11,000 faults and two thirds of the time. Asking for large pages makes it a few.
-void AdviseLargePages(const View& view, int blocks) {
-  for (const View::Leaf& leaf : view.leaves) {
-    size_t bytes = static_cast<size_t>(leaf.count) * static_cast<size_t>(blocks) * view.element_size;
-    if (bytes < kLargePagesFrom) continue;
-    uintptr_t begin = (reinterpret_cast<uintptr_t>(leaf.base) + kPage - 1) & ~(kPage - 1);
-    uintptr_t end = (reinterpret_cast<uintptr_t>(leaf.base) + bytes) & ~(kPage - 1);
-    madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);  // a hint: where it fails nothing is lost
-  }
-}
 
 }  // namespace
 
