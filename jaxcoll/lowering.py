@@ -1,7 +1,7 @@
 """From a collective primitive to one custom call: groups, blocks, attributes.
 
 Everything that is not communication is plain HLO around the call: positional axes are reduced, the split dimension is
-brought to the front, int4 is widened, empty arrays and groups of one are answered without a call. The call itself holds
+brought to the front, int4 is widened, groups of one are answered without a call. The call itself holds
 only numbers that are the same in every process that lowers the same program (kind, reduction, call site, groups, the
 key of the schedule set), so it can be cached on disk and never needs to change when a schedule does.
 """
@@ -28,6 +28,7 @@ from jaxcoll.schedule.ir import Kind
 
 PLATFORMS = ("cpu", "cuda")
 REDUCE_CODES = {"sum": 0, "max": 1, "min": 2, "prod": 3, "none": 4}
+MANY_BLOCKS = (Kind.REDUCE_SCATTER, Kind.ALL_TO_ALL)
 NO_DEVICE = -1  # fills the rows of `devices` where groups are of unequal size
 
 Groups = tuple[tuple[int, ...], ...]
@@ -208,7 +209,8 @@ def _lower_message(ctx: Any, *blocks: Any, message: Message) -> Any:
     devices = np.full((len(message.groups), message.group_size), NO_DEVICE, np.int64)
     for row, group in zip(devices, message.groups, strict=True):
         row[: len(group)] = group
-    return jax.ffi.ffi_lowering(runtime.FFI_TARGET)(
+    # XLA drops what has no elements, unless it does something besides.
+    return jax.ffi.ffi_lowering(runtime.FFI_TARGET, has_side_effect=total_in == 0)(
         ctx,
         *blocks,
         kind=np.int32(message.kind),
@@ -261,7 +263,10 @@ def lower(ctx: Any, row: Row, params: dict[str, Any], options: Options, *operand
                 results[i] = jnp.zeros(outs[i].shape, outs[i].dtype)
             else:
                 packed[i] = row.pack(convert(x, wide), params, n)
-        if packed:
+        if not packed:
+            # Nothing to send, but something to hear: a rank that has more than nothing.
+            _exchange(message, [jnp.zeros((n if row.kind in MANY_BLOCKS else 1, 0), wide)])
+        else:
             arrived = _exchange(message, list(packed.values()))
             for i, blocks in zip(packed, arrived, strict=True):
                 results[i] = convert(row.unpack(blocks, params, n, outs[i].shape), outs[i].dtype)

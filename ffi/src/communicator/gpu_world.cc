@@ -156,6 +156,7 @@ Status World::ExecuteGpu(Call call, gpu::Stream stream, const gpu::Team::Allocat
     return {};
   }
   OpRequest& request = prepared.request;
+  if (request.input.block_elements == 0) return {};  // NCCL has no message of nothing
   if (prepared.team == nullptr)
     return Status::Error(Format("the GPUs of %s have not joined; call jaxcoll.init()", request.group->name.c_str()));
   // A proposed table that covers this execution: its verdict is the host's to give, and Expire() ends the wait.
