@@ -2,16 +2,19 @@
 """The figures of docs/bench/synth_allgather.md.
 
     python docs/bench/synth_allgather.py times    cold and warm times, three phases apart, and their growth
+    python docs/bench/synth_allgather.py warm     512 ranks: cold and warm in turn
     python docs/bench/synth_allgather.py bound    rate against the max-flow bound, builders and 200 random networks
     python docs/bench/synth_allgather.py fig1     MCCL Fig. 1: one link at 400/200/100/50, ratio to NCCL's rings
     python docs/bench/synth_allgather.py plot     the growth of the phases: reads the table of `times`, writes SVG
     python docs/bench/synth_allgather.py fig8     MCCL Fig. 8a: AllGather, failures 1-3, ratio to NCCL's rings
+    python docs/bench/synth_allgather.py latency  MCCL appendix C: switch removal by LP against in proportion
 
 Times are wall-clock times (a solve is single-threaded); --cpu for those of the process's CPU, on a busy machine.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import statistics
 import sys
@@ -31,6 +34,7 @@ from jaxcoll.synth import SynthResult, all_gather, native
 from jaxcoll.synth.evaluate import neighbours, pair_route, rate
 from jaxcoll.synth.forest import History, Wish, solve
 from jaxcoll.synth.result import Clock
+from jaxcoll.synth.trees import depths
 from jaxcoll.topology import Topology, fail, parse
 from jaxcoll.topology.failures import fail2
 
@@ -125,6 +129,24 @@ def times() -> None:
                 row(broken, "warm", cold[1], first[0])
 
 
+def warm() -> None:
+    """512 ranks: cold and warm solves of the same broken network in turn, medians of nine whole calls."""
+    header("network", "cold s", "warm s", "warm is faster")
+    for kind in ("rail", "overlay"):
+        base = parse(f"{kind}:1x64x8")
+        history = all_gather(base).warm
+        for failure in (1, 2):
+            broken = fail(base, failure)
+            seconds: tuple[list[float], list[float]] = ([], [])
+            for _ in range(9):
+                for runs, start in zip(seconds, (None, history), strict=True):
+                    began = time.perf_counter()
+                    all_gather(broken, warm=start)
+                    runs.append(time.perf_counter() - began)
+            cold, again = map(statistics.median, seconds)
+            print(f"| {broken.name} | {cold:.4f} | {again:.4f} | {cold / again:.2f}x |", flush=True)
+
+
 def row(topology: Topology, how: str, warm: History | None = None, cold: float = 0.0) -> tuple[float, History]:
     seconds, total, result = timed(topology, warm)
     details = result.details
@@ -176,6 +198,23 @@ def fig8() -> None:
             )
 
 
+def latency() -> None:
+    """Both ways of switch removal: seconds of the phase (median), and how deep the trees get."""
+    importlib.import_module("scipy.optimize")  # what it costs is not the phase's
+    header("network", "in proportion: s", "deepest", "mean", "LP: s", "deepest", "mean")
+    for spec in ("dgx_a100:2", "dgx_a100:4", "dgx_a100:8", "mi250:4", "rail:2x4x8"):
+        net, cells = parse(spec), list[str]()
+        for by_lp in (False, True):
+            clocks = [Clock() for _ in range(REPEATS)]
+            forest = [solve(net, Wish(latency=by_lp), clock) for clock in clocks][-1]
+            seconds = [clock.seconds["switches"] for clock in clocks]
+            assert forest.rate == forest.bound
+            depth = depths(forest.trees, net.nranks).max(axis=1)
+            mean = float(np.average(depth, weights=[tree.count for tree in forest.trees]))
+            cells += [f"{statistics.median(seconds):.4f}", str(depth.max()), f"{mean:.2f}"]
+        print(f"| {spec} | {' | '.join(cells)} |", flush=True)
+
+
 def plot() -> None:
     """The growth of every phase, cold, from the table of `times` on standard input, as SVG on standard output."""
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in sys.stdin if line.startswith("| rail")]
@@ -215,4 +254,4 @@ if __name__ == "__main__":
     print(f"<!-- native engine: {'yes' if native.load() else 'no'} -->")
     if "--cpu" in sys.argv:
         result_module.time.perf_counter = time.process_time  # type: ignore[assignment]
-    {"times": times, "bound": bound, "fig1": fig1, "fig8": fig8}[sys.argv[1]]()
+    {"times": times, "bound": bound, "fig1": fig1, "fig8": fig8, "latency": latency, "warm": warm}[sys.argv[1]]()

@@ -45,8 +45,9 @@ SUSPICIOUS = 0.99
 """Below this share of the bound the classes are checked: a routing that nearly reaches the bound proves that it is
 tight, one that does not may owe it
 to ranks that only look alike."""
-QUICK = 0.01
-"""Without symmetry a routing this close to a cut's bound is good enough: the LP takes long, and gains little."""
+QUICK, BIG_QUICK, BIG = 0.01, 0.02, 1_000_000
+"""Without symmetry a routing this close to a cut's bound is good enough: the LP takes long, and gains little. The
+second where ranks times links reach the third: there the LP takes minutes."""
 NO_TREES = Trees(np.zeros(0, np.int64), np.zeros(1, np.int64), np.zeros(0, np.int64), np.zeros(0))
 PATIENCE, TRIAL = 24, 6
 """Rounds of negotiation without progress after which the target drops; of a trial, which may end in nothing."""
@@ -161,7 +162,7 @@ def all_to_all(
             sym = symmetry(net) if use_symmetry else no_symmetry(net)
         if sym.trivial and found is None and steps is None:
             found = _without_lp(problem, None)
-        if found is None or not (sym.trivial and _enough(problem, found, 1 - QUICK)):
+        if found is None or not (sym.trivial and _enough(problem, found, 1 - _quick(net))):
             problem, found = _with_lp(problem, sym, start, found, steps == "min", threads)
     with watch.clock.phase("schedule"):
         schedule = _schedule(problem, found.routing, warm, f"all_to_all:{topology.name}") if build else None
@@ -186,6 +187,10 @@ def _without_lp(problem: _Problem, start: _Start | None) -> _Found:
 def _enough(problem: _Problem, found: _Found, share: float) -> bool:
     """Whether the routing reaches this share of its bound, or time is up."""
     return found.routing.rate(problem.net) >= found.part_bound * share or problem.watch.limits.stop()
+
+
+def _quick(net: Net) -> float:
+    return BIG_QUICK if net.ranks * net.arcs >= BIG else QUICK
 
 
 def _with_lp(
@@ -358,7 +363,7 @@ def _climb(problem: _Problem, weight: FloatArray, bounds: dict[int, float], star
 def _best_of_both(problem: _Problem, lp: Fractional, bounds: dict[int, float], start: _Start | None) -> Routing:
     """`_climb`, and where that ends too low, `_round`, which takes longer."""
     routing = _climb(problem, lp.weight, bounds, start)
-    if routing.rate(problem.net) >= max(bounds.values()) * (1 - QUICK):
+    if routing.rate(problem.net) >= max(bounds.values()) * (1 - _quick(problem.net)):
         return routing
     return max(routing, _round(problem, lp, bounds, start), key=lambda r: r.rate(problem.net))
 

@@ -198,10 +198,10 @@ def describe(result: SynthResult, topology: Topology) -> str:
     """The result for people."""
     if result.status is Status.INFEASIBLE:
         return f"{result.collective} on {topology.name}: no schedule: {result.why}"
-    unit = topology.unit
+    unit = f"{topology.unit} per {'pair' if result.collective == 'all_to_all' else 'rank'}"
     lines = [
         f"{result.collective} on {topology.name}: {result.ranks} ranks, {result.status}",
-        f"  throughput {float(result.throughput):.6g} {unit} per rank   (bound {float(result.bound):.6g}, "
+        f"  throughput {float(result.throughput):.6g} {unit}   (bound {float(result.bound):.6g}, "
         f"gap {result.gap:.2%})" + (f"   {result.why}" if result.why else ""),
         f"  depth      {result.depth}",
         f"  steps      {result.steps}",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 
@@ -80,3 +82,22 @@ def test_fewest_steps_start_from_columns_that_are_short_enough():
     result = all_to_all(parse("ring:5"), steps="min")
     assert result.steps == 2
     assert result.gap < 1e-6
+
+
+COUNT_THREADS = """
+import os
+from jaxcoll.synth.alltoall import all_to_all
+from jaxcoll.topology import parse
+import highspy, numpy
+before = len(os.listdir("/proc/self/task"))
+for threads in (1, 2):
+    all_to_all(parse("overlay:1x4x8"), threads=threads)
+    print(len(os.listdir("/proc/self/task")) - before)
+"""
+
+
+def test_a_solve_starts_no_more_threads_than_it_was_given() -> None:
+    ran = subprocess.run([sys.executable, "-c", COUNT_THREADS], capture_output=True, text=True, check=True)
+    alone, two = map(int, ran.stdout.split())
+    assert alone == 0  # the caller's own is the one
+    assert two <= 1
