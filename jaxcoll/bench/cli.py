@@ -16,7 +16,7 @@ from jaxcoll.bench import table
 from jaxcoll.bench.definitions import OPERATIONS, make_case, parse_sizes
 from jaxcoll.bench.groups import Bench, Plan
 from jaxcoll.bench.table import Row
-from jaxcoll.errors import UsageError
+from jaxcoll.errors import JaxcollError, UsageError
 
 _ABOUT = """usage: jaxcoll bench [flags]
 
@@ -166,10 +166,15 @@ def _parse(argv: Sequence[str]) -> Any:
 def measure(argv: Sequence[str]) -> list[Row]:
     """What `jaxcoll bench` does for these flags: print the tables, and return their rows."""
     values = _parse(argv)
+    if values.json:
+        Path(values.json).open("a").close()  # what can't be written is said before the run, not after it
     rows = _run(values)
     if values.json:
         document = {"environment": table.environment(), "flags": list(argv), "results": [row.as_json() for row in rows]}
-        Path(values.json).write_text(json.dumps(document, indent=1) + "\n")
+        try:
+            Path(values.json).write_text(json.dumps(document, indent=1) + "\n")
+        except OSError as error:
+            raise JaxcollError(f"{values.json}: {error.strerror or error}") from error
     return rows
 
 

@@ -140,6 +140,8 @@ def obey(channel: Channel, commands: Mapping[str, Callable[..., Message]]) -> No
             return
         try:
             answer = commands[name](**message)
+        except MemoryError:
+            answer = {"error": "there is not enough memory for this size; name smaller --sizes, or fewer --ranks"}
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
         channel.send(answer)

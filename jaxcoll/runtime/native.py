@@ -46,6 +46,24 @@ def _cdef(header: str) -> str:
     return "\n".join(kept)
 
 
+class _Functions:
+    """What the library exports, by name. Raises UsageError for what it lacks."""
+
+    def __init__(self, library: Any, path: Path):
+        self._library, self._path = library, path
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            function = getattr(self._library, name)
+        except AttributeError:
+            raise UsageError(
+                f"the native library {self._path} has no {name}: it is another one, or older than this package. Build "
+                "it again (`make native` in a clone), or install jaxcoll again (pip install --force-reinstall jaxcoll)."
+            ) from None
+        setattr(self, name, function)
+        return function
+
+
 class Native:
     """The library's functions, with errors as exceptions."""
 
@@ -59,7 +77,7 @@ class Native:
         self.ffi.cdef(_cdef(_header(path).read_text()))
         try:
             # Kept mapped: its threads still run when the interpreter, ending, lets go of everything it holds.
-            self.lib: Any = self.ffi.dlopen(str(path), os.RTLD_NOW | os.RTLD_NODELETE)
+            self.lib: Any = _Functions(self.ffi.dlopen(str(path), os.RTLD_NOW | os.RTLD_NODELETE), path)
         except OSError as error:
             raise UsageError(f"the native library {path} can't be loaded: {error}") from error
         version = self.text(self.lib.jc_version())

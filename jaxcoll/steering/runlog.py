@@ -85,14 +85,16 @@ def epoch_of(line: Mapping[str, Any]) -> Epoch:
 def read(path: str | Path) -> Iterator[dict[str, Any]]:
     """The lines of a run log. UsageError says which line is wrong; a last line that a kill has cut is left out."""
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError as error:
         raise UsageError(f"the run log {path} can't be read: {error.strerror}") from error
+    if not lines:
+        raise UsageError(f"{path} is empty (JAXCOLL_RUN_LOG writes a run log)")
     for number, line in enumerate(lines, 1):
         try:
             entry = json.loads(line)
         except ValueError as error:
-            if number == len(lines):
+            if number == len(lines) > 1:
                 return
             raise UsageError(f"{path}, line {number} is no JSON: {error}") from None
         if not isinstance(entry, dict) or "type" not in entry:

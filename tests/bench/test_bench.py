@@ -143,11 +143,15 @@ def group_of(code: str, ranks: int, resources: Any) -> groups.Group:
 
 
 def test_an_error_in_one_process_is_named():
-    code = "control.serve(rank, {'add': lambda a: {'sum': a + rank} if rank < 2 else {'sum': 1 // 0}})"
+    code = "control.serve(rank, {'add': lambda a: {'sum': a + rank if rank < 2 else 1 // 0 if a else 'x' * 2**62}})"
     with contextlib.ExitStack() as resources:
         group = group_of(code, 3, resources)
         with pytest.raises(JaxcollError, match="Process 2: ZeroDivisionError"):
             group.ask(30.0, do="add", a=5)
+        with pytest.raises(
+            JaxcollError, match="Process 2: there is not enough memory for this size; name smaller --sizes"
+        ):
+            group.ask(30.0, do="add", a=0)
 
 
 def test_answers_come_in_rank_order():
@@ -199,3 +203,12 @@ def test_jaxcoll_itself_against_lax(tmp_path: Path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert [row["impl"] for row in results(out)] == ["jaxcoll", "lax"] * 12
     assert all(row["nwrong"] == 0 and row["extra_bytes"] is not None for row in results(out))
+
+
+def test_a_file_for_the_results_that_cannot_be_written(tmp_path: Path):
+    # Before the run where that shows then, and by its name where only the writing fails.
+    for path, text in ((tmp_path / "none" / "x.json", "No such file"), (Path("/dev/full"), "No space left")):
+        done = bench("--impl=lax", "--layout=inproc", "--ranks=2", "--sizes=64", "--iters=1", f"--json={path}")
+        assert done.returncode == 1
+        assert f"jaxcoll bench: {path}: {text}" in done.stderr
+        assert ("concluded" in done.stdout) == (path.name == "full")

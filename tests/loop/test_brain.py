@@ -154,6 +154,9 @@ def test_policies_by_name():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
+        ("", "is empty"),
+        ("garbage", "line 1 is no JSON"),
+        ("\x80\x81\n\xff", "line 1 is no JSON"),
         ('{"type":"set"}\n', "no run log"),
         ('{"type":"run","format":1}\n[]\n{}\n', "line 2"),
         ('{"type":"run","format":1}\n{"type":\n{}\n', "line 2 is no JSON"),
@@ -162,7 +165,7 @@ def test_policies_by_name():
 )
 def test_a_file_that_is_no_run_log_is_refused(text: str, words: str, tmp_path: Path):
     file = tmp_path / "x.jsonl"
-    file.write_text(text)
+    file.write_text(text, encoding="latin-1")
     with pytest.raises(UsageError, match=words):
         replay.replay(file)
 
