@@ -26,6 +26,9 @@ from jaxcoll.version import __version__
 log = logging.getLogger("jaxcoll")
 
 _NS = 1_000_000_000
+_EARLY_LEAST = 256 << 20
+_EARLY_OPERATIONS = 1024  # XLA has 32 launches of a program under way: this is 32 independent collectives in each
+_EARLY_MESSAGE = (16 << 10) + 256  # bytes: the largest that is sent unasked, and what is kept with it
 _HAND_OVER_S = 30.0  # at the end: long enough for a late peer, short enough where one is stuck for good
 
 
@@ -41,6 +44,14 @@ class Peer:
     devices: list[int]
     transport: str
     tuner: str
+
+
+def early_bytes(local: int, ranks: int) -> int:
+    """Bytes that a process with `local` of a job's `ranks` keeps of operations that it hasn't begun, before it refuses.
+
+    Enough for `_EARLY_OPERATIONS` operations to which every remote rank has sent one message for every rank here.
+    """
+    return max(_EARLY_LEAST, _EARLY_OPERATIONS * local * (ranks - local) * _EARLY_MESSAGE)
 
 
 class World:
@@ -73,6 +84,7 @@ class World:
                 "quiet": int(s.log == "error"),
                 "keep_memory": int(keeps_memory(s.keep_memory, local, os.environ)),
                 "threads": 1,
+                "early_bytes": early_bytes(local, sum(len(d) for d in self.job.devices)),
             },
         )
         handle = self.native.lib.jc_world_create(options, self.job.processes, self.job.me)

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from jaxcoll.runtime import world
+
 _START = """
 import multiprocessing, os, sys, warnings
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
@@ -70,3 +72,9 @@ def test_start(script: str):
     if script is _FORKS:
         assert "was forked from process" in done.stdout
         assert "spawn" in done.stdout
+
+
+@pytest.mark.parametrize(("local", "ranks"), [(1, 2), (1, 8), (1, 64), (8, 64)])
+def test_a_late_process_keeps_what_24_collectives_in_30_launches_send_it(local: int, ranks: int):
+    assert world.early_bytes(local, ranks) >= 24 * 30 * local * (ranks - local) * (16 << 10)
+    assert world.early_bytes(local, ranks) >= 256 << 20
