@@ -204,6 +204,12 @@ class Config:
         "device (results of several come from several of malloc's arenas, which would each keep some), and malloc "
         "isn't set up by its own variables (MALLOC_..., GLIBC_TUNABLES).",
     )
+    gpu_inside: str = _setting(
+        "nccl",
+        _choice("nccl", "edges"),
+        "GPUs, communicators over several hosts: steps that are a ReduceScatter or AllGather of whole hosts (those of "
+        "the hierarchical schedule) run as NCCL's own, or edge by edge. Alike in all processes.",
+    )
     record: bool = _setting(True, _switch(), "Record every edge of every execution (the tuner needs it).")
     tuner: str = _setting(
         "off",

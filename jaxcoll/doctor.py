@@ -208,6 +208,8 @@ def check_gpu() -> Iterator[Finding]:
 
     try:
         yield from (Finding("ok", line) for line in gpu.versions())
+        inside = "NCCL's own collectives" if config.current().gpu_inside == "nccl" else "edge by edge"
+        yield Finding("info", f"hierarchical schedules inside a host: {inside} (JAXCOLL_GPU_INSIDE)")
     except JaxcollError as error:
         yield Finding("bad", str(error), "pip install 'jaxcoll[cuda12]', or 'jaxcoll[cuda13]'")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxcoll import config
 from jaxcoll.errors import UsageError
-from jaxcoll.runtime import choice
+from jaxcoll.runtime import choice, gpu
 from jaxcoll.schedule import Kind
 
 OPERATIONS = {
@@ -56,6 +56,12 @@ def explain(operation: str, nbytes: int | str, devices: Sequence[Any] | None = N
         mark = "->" if row is chosen else "  "
         says = f"  not usable: {row.reason}" if row.seconds is None else f"{row.seconds * 1e6:>12.1f} us"
         lines.append(f"{mark} {row.name:<20}{says}")
+    if gpu.present() and chosen.name == "hierarchical":
+        own = gpu.hosts(world, tuple(ids)) is not None
+        lines.append(
+            "inside a host: "
+            + ("NCCL's own collectives; JAXCOLL_GPU_INSIDE=edges: edge by edge" if own else "edge by edge")
+        )
     setting = config.current().schedule
     forced = setting.get(kind.label) or setting.get(config.EVERY_KIND)
     lines.append(

@@ -88,11 +88,13 @@ def _join(world: World, group: tuple[int, ...]) -> None:
     _generations[number] = _generations.get(number, -1) + 1
     mine = [d for d in jax.local_devices() if d.id in group]
     ordinals = [int(d.local_hardware_id or 0) for d in sorted(mine, key=lambda d: group.index(d.id))]
+    on_host = hosts(world, group)
+    numbers = native.ffi.NULL if on_host is None else native.ffi.new("int32_t[]", list(on_host))
     options = native.ffi.new(
         "jc_gpu_options*",
         {
             "timeout_ns": int(settings.timeout * 1e9), "pairs": 1, "record": int(settings.record),
-            "max_streams": _MAX_STREAMS, "max_ctas": 0,
+            "max_streams": _MAX_STREAMS, "max_ctas": 0, "hosts": numbers,
         },
     )  # fmt: skip
     unique = _unique_id(world, group, f"nccl/{number:x}/{_generations[number]}")
@@ -103,6 +105,13 @@ def _join(world: World, group: tuple[int, ...]) -> None:
         )
     )  # fmt: skip
     _joined.add(number)
+
+
+def hosts(world: World, group: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The number of the host of every rank where steps inside hosts run as NCCL's own collectives, else None."""
+    numbers = world.hosts_of(group)
+    inside = world.settings.gpu_inside == "nccl" and 1 < len(set(numbers)) < len(numbers)
+    return numbers if inside else None
 
 
 def _unique_id(world: World, group: tuple[int, ...], key: str) -> Any:

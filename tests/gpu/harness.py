@@ -94,7 +94,7 @@ class Run:
 
 
 class Team:
-    """A communicator of `ranks` stand-in devices, all in this process."""
+    """A communicator of `ranks` stand-in devices, all in this process. hosts: a number for the host of each rank."""
 
     _ids = itertools.count(1)
 
@@ -107,12 +107,14 @@ class Team:
         record: bool = True,
         timeout: float = 30.0,
         max_streams: int = 32,
+        hosts: Sequence[int] | None = None,
     ) -> None:
         self.gpu, self.native, self.ranks = gpu, gpu.native, ranks
         ffi, lib = self.native.ffi, self.native.lib
         self.id = next(self._ids)
         unique = ffi.new("uint8_t[128]")
         self.native.check(lib.jc_gpu_unique_id(gpu.handle, unique))
+        on_host = ffi.NULL if hosts is None else ffi.new("int32_t[]", list(hosts))
         options = ffi.new(
             "jc_gpu_options*",
             {
@@ -121,6 +123,7 @@ class Team:
                 "record": record,
                 "max_streams": max_streams,
                 "max_ctas": 0,
+                "hosts": on_host,
             },
         )
         everyone = ffi.new("int[]", list(range(ranks)))

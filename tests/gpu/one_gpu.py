@@ -38,12 +38,16 @@ Row = tuple[str, str, str]
 class Team:
     """A communicator of `ranks` ranks on device 0."""
 
-    def __init__(self, cuda: Cuda, ranks: int, pairs: bool = True, record: bool = True):
+    def __init__(self, cuda: Cuda, ranks: int, pairs: bool = True, record: bool = True, hosts: list[int] | None = None):
         self.cuda, self.ranks, self.native = cuda, ranks, load()
         ffi, lib = self.native.ffi, self.native.lib
         unique = ffi.new("uint8_t[128]")
         self.native.check(lib.jc_gpu_unique_id(gpu.opened(), unique))
-        options = {"timeout_ns": int(LIMIT_S * NS), "pairs": pairs, "record": record, "max_streams": 16, "max_ctas": 1}
+        numbers = ffi.NULL if hosts is None else ffi.new("int32_t[]", hosts)
+        options = {
+            "timeout_ns": int(LIMIT_S * NS), "pairs": pairs, "record": record, "max_streams": 16, "max_ctas": 1,
+            "hosts": numbers,
+        }  # fmt: skip
         everyone, zeros = ffi.new("int[]", list(range(ranks))), ffi.new("int[]", [0] * ranks)
         self.handle = lib.jc_gpu_join(
             gpu.opened(), ffi.new("jc_gpu_options*", options), 1, b"one GPU", ranks, everyone, zeros, ranks, unique
@@ -201,6 +205,38 @@ def times(cuda: Cuda, ranks: int, options: argparse.Namespace) -> Iterator[Row]:
     )
 
 
+def inside(cuda: Cuda, ranks: int, options: argparse.Namespace) -> Iterator[Row]:
+    """The hierarchical schedule on two hosts that are none: NCCL's own collectives inside them, against edges."""
+    ranks = max(4, ranks // 2 * 2)
+    half = ranks // 2
+    try:
+        Team(cuda, ranks).leave()
+    except NativeError as error:
+        yield f"{ranks} ranks on one GPU", "refused", str(error)
+        return
+    sources, targets, values = buffers(cuda, ranks, options.bytes)
+    schedule = build("hierarchical", Kind.ALL_REDUCE, ranks, groups=[[*range(half)], [*range(half, ranks)]])
+    arguments = (sources, targets, options.bytes // 4, "float32", "sum")
+    took: dict[str, list[float]] = {"NCCL's own collectives": [], "edges": []}
+    teams = [Team(cuda, ranks, hosts=[int(r >= half) for r in range(ranks)]), Team(cuda, ranks)]
+    programs = [team.program(schedule)[0] for team in teams]
+    for block in range(4):
+        for name, team, program in zip(took, teams, programs, strict=True):
+            seconds = team.run(program, *arguments, options.rounds)
+            took[name] += [seconds] if block else []
+            assert (cuda.download(targets[0], values[0]) == ranks * (ranks + 1) / 2).all(), f"{name}: a wrong sum"
+    for team in teams:
+        team.leave()
+    records()
+    cuda.free([*sources, *targets])
+    for name, seconds in took.items():
+        yield (
+            f"all_reduce {options.bytes >> 10} KiB, hierarchical, 2 x {half} ranks, inside: {name}",
+            f"{statistics.median(seconds) * 1e3:.3f} ms",
+            "recorded",
+        )
+
+
 def psum(_cuda: Cuda, _ranks: int, options: argparse.Namespace) -> Iterator[Row]:
     """`jax.lax.psum` over JAX's devices: of one device it is a copy, and says little."""
     import jax
@@ -278,7 +314,7 @@ def main() -> None:
     options.nccl = paths["NCCL"]
     cuda = Cuda(paths["CUDA runtime"])
     parts: list[Callable[[Cuda, int, argparse.Namespace], Iterator[Row]]]
-    parts = [correctness, edge_times, times, swap]
+    parts = [correctness, edge_times, times, inside, swap]
     rows: list[Row] = []
     if not options.alone:
         try:

@@ -19,6 +19,9 @@ pytestmark = pytest.mark.timeout(280)
 
 RANKS = 3
 SCHEDULE = build("ring", Kind.ALL_REDUCE, RANKS, pipeline=2)
+LAYOUTS = ("pairs", "groups", "hosts")  # hosts: pairs, with NCCL's own collectives inside a host of two ranks
+HOSTS = [0, 0, 1]
+BY_HOST = build("hierarchical", Kind.ALL_REDUCE, RANKS, groups=[[0, 1], [2]], pipeline=2)
 VALUES = [np.ones(301, np.float32)] * RANKS
 CODES = {"nccl": 2, "nvrtc": 6}  # else 719, a launch failure
 AT_ONCE = 1.0  # seconds
@@ -29,19 +32,20 @@ SILENT = {
 }  # fmt: skip
 
 
-def execute(gpu: Gpu, pairs: bool) -> None:
+def execute(gpu: Gpu, layout: str) -> None:
     """A team, a program, two executions: the path that is made to fail."""
-    team = gpu.team(RANKS, pairs=pairs)
-    program, _ = team.program(SCHEDULE)
+    team = gpu.team(RANKS, pairs=layout != "groups", hosts=HOSTS if layout == "hosts" else None)
+    schedule = BY_HOST if layout == "hosts" else SCHEDULE
+    program, _ = team.program(schedule)
     for _ in range(2):
-        for result in team.run(SCHEDULE, VALUES, program=program):
+        for result in team.run(schedule, VALUES, program=program):
             assert (result == RANKS).all()
 
 
 @functools.cache
-def healthy(pairs: bool) -> dict[str, int]:
+def healthy(layout: str) -> dict[str, int]:
     with Gpu() as gpu:
-        execute(gpu, pairs)
+        execute(gpu, layout)
         return standin().calls()
 
 
@@ -55,14 +59,14 @@ def code_of(function: str) -> int:
     return next((code for prefix, code in CODES.items() if function.startswith(prefix)), 719)
 
 
-def fail_once(function: str, nth: int, pairs: bool) -> str:
+def fail_once(function: str, nth: int, layout: str) -> str:
     """What came of the n-th call failing: the message, or nothing where all went well."""
     with Gpu(seed=nth) as gpu:
         standin().lib.standin_fail(function.encode(), nth, code_of(function))
         begin = time.monotonic()
         message = ""
         try:
-            execute(gpu, pairs)
+            execute(gpu, layout)
         except NativeError as error:
             message = str(error)
         took = time.monotonic() - begin
@@ -72,7 +76,7 @@ def fail_once(function: str, nth: int, pairs: bool) -> str:
         assert took < AT_ONCE + 1.0, f"{function} call {nth}: {took:.1f} s"
         if message and gpu.teams:
             everybody_knows(gpu.teams[-1], message)
-        again(gpu, pairs)
+        again(gpu, layout)
         return message
 
 
@@ -89,20 +93,20 @@ def everybody_knows(team: Team, message: str) -> None:
     assert time.monotonic() - begin < AT_ONCE
 
 
-def again(gpu: Gpu, pairs: bool) -> None:
+def again(gpu: Gpu, layout: str) -> None:
     """A new communicator on the same devices works."""
-    execute(gpu, pairs)
+    execute(gpu, layout)
 
 
-@pytest.mark.parametrize("pairs", [True, False], ids=["pairs", "groups"])
-def test_each_call_fails_once(pairs: bool, request: pytest.FixtureRequest):
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_each_call_fails_once(layout: str, request: pytest.FixtureRequest):
     full = bool(request.config.getoption("--full"))
     untold: list[str] = []
-    for function, count in sorted(healthy(pairs).items()):
+    for function, count in sorted(healthy(layout).items()):
         for nth in positions(count, full):
             if function in ("ncclGetVersion", "cudaRuntimeGetVersion", "cudaDriverGetVersion", "nvrtcVersion"):
                 continue  # before there is any rank: test_opening_fails
-            message = fail_once(function, nth, pairs)
+            message = fail_once(function, nth, layout)
             if not message and function not in SILENT | MONITOR:
                 untold.append(f"{function} call {nth}")
             if message:
@@ -140,7 +144,7 @@ def test_a_rank_that_never_comes():
         assert time.monotonic() - begin < 0.3 + AT_ONCE
         with pytest.raises(NativeError, match=r"rank 2 of .* can't go on"):
             team.enqueue(2, program, Kind.ALL_REDUCE, VALUES[2], "sum", 1)
-        again(gpu, True)
+        again(gpu, "pairs")
 
 
 def test_a_rank_that_never_joins():
@@ -161,10 +165,10 @@ def test_a_rank_that_never_joins():
         assert "JAXCOLL_TIMEOUT" in message
 
 
-@pytest.mark.parametrize("pairs", [True, False], ids=["pairs", "groups"])
-def test_a_device_that_breaks(pairs: bool):
+@pytest.mark.parametrize("layout", ["pairs", "groups"])
+def test_a_device_that_breaks(layout: str):
     with Gpu() as gpu:
-        team = gpu.team(RANKS, pairs=pairs)
+        team = gpu.team(RANKS, pairs=layout == "pairs")
         program, _ = team.program(SCHEDULE)
         team.run(SCHEDULE, VALUES, program=program)
         team.enqueue(0, program, Kind.ALL_REDUCE, VALUES[0], "sum", 50)
@@ -173,7 +177,7 @@ def test_a_device_that_breaks(pairs: bool):
         with pytest.raises(NativeError, match="rank 1 of"):
             team.wait()
         assert time.monotonic() - begin < AT_ONCE
-        again(gpu, pairs)
+        again(gpu, layout)
 
 
 def test_another_process_fails():
@@ -204,7 +208,7 @@ def test_old_and_new_versions_of_nccl(monkeypatch: pytest.MonkeyPatch):
     for version in (21800, 22305, 22707, 23203):
         monkeypatch.setenv("JAXCOLL_STANDIN_NCCL", str(version))
         with Gpu() as gpu:
-            execute(gpu, True)
+            execute(gpu, "pairs")
             text = gpu.native.text(gpu.native.lib.jc_gpu_versions(gpu.handle))
             assert f"NCCL 2.{version % 10000 // 100}.{version % 100}" in text
     monkeypatch.setenv("JAXCOLL_STANDIN_NCCL", "21703")

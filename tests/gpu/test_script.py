@@ -14,6 +14,7 @@ from .harness import standin
 RUN = Path(__file__).with_name("run.sh")
 ROWS = (
     "| results | ", "| copy of ", "| an edge of as many bytes ", "ring, pairs", "dual_tree, groups", "| recording, ",
+    "inside: NCCL's own collectives |", "inside: edges |",
     "| NCCL's AllReduce", "| a swap: communicators", "| kernels compiled by swaps | 0 |", "| one rank to itself",
     "| jax.lax.psum",
 )  # fmt: skip

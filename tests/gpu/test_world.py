@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 from native.harness import DTYPE, Cluster, guarded
 
+from jaxcoll.config import Config
+from jaxcoll.runtime import gpu as runtime_gpu
 from jaxcoll.runtime.native import NativeError
 from jaxcoll.schedule import Kind, Table, build
 
@@ -21,13 +25,14 @@ pytestmark = pytest.mark.timeout(120)
 class GpuWorld:
     """A world of one process whose ranks are CUDA devices; ordinals run against the ranks' order."""
 
-    def __init__(self, gpu: Gpu, cluster: Cluster) -> None:
+    def __init__(self, gpu: Gpu, cluster: Cluster, hosts: Sequence[int] | None = None) -> None:
         self.gpu, self.cluster, self.native, self.n = gpu, cluster, gpu.native, cluster.ranks
         self.world = cluster.worlds[0]
         self.devices = self.native.int64s(range(self.n))
         self.ordinals = list(reversed(range(self.n)))
         self.streams = [standin().stream(o) for o in self.ordinals]
         self.launch = itertools.count(1)
+        self.hosts = self.native.ffi.NULL if hosts is None else self.native.ffi.new("int32_t[]", list(hosts))
         self.join()
 
     def join(self) -> None:
@@ -35,7 +40,8 @@ class GpuWorld:
         unique = ffi.new("uint8_t[128]")
         assert lib.jc_gpu_unique_id(self.gpu.handle, unique) == 0
         options = ffi.new(
-            "jc_gpu_options*", {"timeout_ns": 5 * NS, "pairs": 1, "record": 1, "max_streams": 32, "max_ctas": 0}
+            "jc_gpu_options*",
+            {"timeout_ns": 5 * NS, "pairs": 1, "record": 1, "max_streams": 32, "max_ctas": 0, "hosts": self.hosts},
         )
         self.native.check(
             lib.jc_world_gpu_join(
@@ -100,6 +106,44 @@ def test_a_swap_by_the_cpus_protocol():
         while versions != {0, 1, 2} and time.monotonic() < until:  # the monitor reads the times a moment later
             versions |= set(gpu.records()["version"].tolist())
         assert versions == {0, 1, 2}
+
+
+def test_hosts_exchanged_by_the_cpus_protocol():
+    # The exchange across hosts gets another order; inside, NCCL's own collectives go on, with nothing new to connect.
+    hosts = [0, 0, 1, 1]
+    schedule = build("hierarchical", Kind.ALL_REDUCE, 4, groups=[[0, 1], [2, 3]])
+    values = np.random.default_rng(5).integers(-99, 99, (4, 128)).astype(np.int32)
+    want = values.sum(axis=0, dtype=np.int32)
+    with Gpu() as gpu, Cluster("inproc", 4) as cluster:
+        world = GpuWorld(gpu, cluster, hosts)
+        key = cluster.define([schedule])
+        # Both ends of the pairs inside (for types that NCCL doesn't reduce as we do) and across, and one a rank.
+        assert world.connect(key) == 2 * (4 + 4) + 4
+        assert all(np.array_equal(r, want) for r in world.all_reduce(key, values))
+        cluster.put_in_force(key, Table.identity(schedule).swap_global(0, 2).swap_global(1, 3), version=1)
+        assert world.connect(key) == 0
+        assert all(np.array_equal(r, want) for r in world.all_reduce(key, values))
+        calls = standin().calls()
+        assert calls["ncclReduceScatter"] == calls["ncclAllGather"] == 4 * 3  # one a rank to connect, two executions
+
+
+class FakeWorld:
+    """What gpu.hosts asks of a world."""
+
+    def __init__(self, inside: str, hosts: Sequence[int]) -> None:
+        self.settings, self._hosts = dataclasses.replace(Config(), gpu_inside=inside), tuple(hosts)
+
+    def hosts_of(self, devices: Sequence[int]) -> tuple[int, ...]:
+        return tuple(self._hosts[d] for d in devices)
+
+
+def test_which_communicators_have_calls_inside_hosts():
+    everyone: tuple[int, ...] = (0, 1, 2, 3)
+    assert runtime_gpu.hosts(FakeWorld("nccl", [0, 0, 2, 2]), everyone) == (0, 0, 2, 2)  # type: ignore[arg-type]
+    assert runtime_gpu.hosts(FakeWorld("nccl", [0, 0, 2, 2]), (3, 0, 1)) == (2, 0, 0)  # type: ignore[arg-type]
+    assert runtime_gpu.hosts(FakeWorld("edges", [0, 0, 2, 2]), everyone) is None  # type: ignore[arg-type]
+    assert runtime_gpu.hosts(FakeWorld("nccl", [0, 0, 0, 0]), everyone) is None  # type: ignore[arg-type]
+    assert runtime_gpu.hosts(FakeWorld("nccl", [0, 1, 2, 3]), everyone) is None  # type: ignore[arg-type]
 
 
 def test_a_device_that_has_not_joined():

@@ -107,6 +107,7 @@ typedef struct jc_gpu_team jc_gpu_team;
 typedef struct {
   int64_t timeout_ns;
   int32_t pairs, record, max_streams, max_ctas; /* gpu/team.h, Options */
+  const int32_t* hosts;                         /* [ranks] of its host a number; NULL: no calls inside hosts */
 } jc_gpu_options;
 
 jc_gpu* jc_gpu_open(const char* library, const char* const* folders,

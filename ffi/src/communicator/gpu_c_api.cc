@@ -31,7 +31,7 @@ struct jc_gpu_team {
   std::unique_ptr<gpu::Team> team;
   struct Loaded {
     std::shared_ptr<const jaxcoll::Program> program;
-    jaxcoll::Table table;
+    std::shared_ptr<const jaxcoll::Table> table;
     std::vector<std::shared_ptr<const jaxcoll::Plan>> plans;  // [local * 2 + wide]
   };
   std::mutex mu;
@@ -53,6 +53,7 @@ Status ReadOptions(const jc_gpu_options* o, int ranks, int count, gpu::Options* 
   out->max_streams = o->max_streams;
   out->max_ctas = o->max_ctas;
   out->timeout_ns = o->timeout_ns;
+  if (o->hosts != nullptr) out->hosts.assign(o->hosts, o->hosts + ranks);
   return {};
 }
 
@@ -111,13 +112,14 @@ int64_t jc_gpu_program(jc_gpu_team* t, const uint8_t* bytes, size_t size, const 
   if (program->nranks != t->group->size())
     return Report(Status::Error(Format("program %s is for %d ranks, the communicator has %d", program->name.c_str(),
                                        program->nranks, t->group->size())));
-  loaded->table = jaxcoll::Table::Identity(*program);
-  if (table_size > 0 && Report(jaxcoll::Table::Parse(table, table_size, *program, &loaded->table)) != 0) return -1;
-  if (Report(jaxcoll::Validate(*program, loaded->table)) != 0) return -1;
+  jaxcoll::Table parsed = jaxcoll::Table::Identity(*program);
+  if (table_size > 0 && Report(jaxcoll::Table::Parse(table, table_size, *program, &parsed)) != 0) return -1;
+  if (Report(jaxcoll::Validate(*program, parsed)) != 0) return -1;
+  loaded->table = std::make_shared<jaxcoll::Table>(std::move(parsed));
   loaded->program = program;
   for (int rank : t->local)
     for (bool wide : {false, true}) loaded->plans.push_back(jaxcoll::CompilePlan(program, loaded->table, rank, wide));
-  if (Report(t->team->Connect(*program, loaded->table, made)) != 0) return -1;
+  if (Report(t->team->Connect(*program, *loaded->table, made)) != 0) return -1;
   std::lock_guard<std::mutex> lock(t->mu);
   t->programs.push_back(std::move(loaded));
   return static_cast<int64_t>(t->programs.size() - 1);
@@ -154,7 +156,7 @@ int jc_gpu_enqueue(jc_gpu_team* t, int64_t handle, int rank, int64_t launch, int
     request.input.Add(inputs[i], counts[i]);
     request.output.Add(outputs[i], counts[i]);
   }
-  return Report(t->team->Enqueue(request, t->team->PlanFor(request.plan), stream, {}));
+  return Report(t->team->Enqueue(request, t->team->PlanFor(request), stream, {}));
 }
 
 int jc_gpu_wait(jc_gpu_team* t, int64_t timeout_ns) {

@@ -126,7 +126,7 @@ Status World::ConnectGpu(uint64_t group, int64_t set_key, int* made) {
   if (set == nullptr || team == nullptr)
     return Status::Error("define the schedule set and join the GPU communicator first");
   auto [program, table] = set->InForce();
-  return team->Connect(*program, table, made);
+  return team->Connect(*program, *table, made);
 }
 
 Status World::ExecuteGpu(Call call, gpu::Stream stream, const gpu::Team::Allocate& allocate) {
@@ -180,7 +180,7 @@ Status World::ExecuteGpu(Call call, gpu::Stream stream, const gpu::Team::Allocat
     request.plan = verdict->plan;
   }
   if (request.plan == nullptr) return Status::Error(NoVerdict(request));
-  return prepared.team->Enqueue(request, prepared.team->PlanFor(request.plan), stream, allocate);
+  return prepared.team->Enqueue(request, prepared.team->PlanFor(request), stream, allocate);
 }
 
 }  // namespace jaxcoll

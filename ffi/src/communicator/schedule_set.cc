@@ -17,7 +17,7 @@ ScheduleSet::ScheduleSet(std::vector<std::shared_ptr<const Program>> programs, s
   auto v = std::make_shared<Version>();
   v->number = 0;
   v->program = programs_[chosen];
-  v->table = Table::Identity(*v->program);
+  v->table = std::make_shared<Table>(Table::Identity(*v->program));
   commits_.push_back({std::move(v), {}});
 }
 
@@ -56,8 +56,8 @@ Status ScheduleSet::Stage(uint64_t version, std::shared_ptr<const Program> progr
   auto v = std::make_shared<Version>();
   v->number = version;
   v->program = std::move(program);
-  v->table = std::move(table);
-  v->table.version = version;
+  table.version = version;
+  v->table = std::make_shared<Table>(std::move(table));
   // Made here, on the control thread: the first execution under the table finds its plan ready.
   for (int r : ranks) {
     PlanOf(*v, r, false);
@@ -137,7 +137,7 @@ uint64_t ScheduleSet::version() {
   return commits_.back().version->number;
 }
 
-std::pair<std::shared_ptr<const Program>, Table> ScheduleSet::InForce() {
+std::pair<std::shared_ptr<const Program>, std::shared_ptr<const Table>> ScheduleSet::InForce() {
   std::lock_guard<std::mutex> lock(mu_);
   const Version& v = *commits_.back().version;
   return {v.program, v.table};

@@ -57,7 +57,7 @@ class ScheduleSet {
   void Expire(int64_t since_ns);
 
   uint64_t version();  // newest in force
-  std::pair<std::shared_ptr<const Program>, Table> InForce();
+  std::pair<std::shared_ptr<const Program>, std::shared_ptr<const Table>> InForce();
   size_t waiting();
   std::vector<uint64_t> versions();
   const std::vector<std::shared_ptr<const Program>>& programs() const { return programs_; }
@@ -66,7 +66,7 @@ class ScheduleSet {
   struct Version {
     uint64_t number;
     std::shared_ptr<const Program> program;
-    Table table;
+    std::shared_ptr<const Table> table;
     std::map<std::pair<int, bool>, std::shared_ptr<const Plan>> plans;
   };
   struct Commit {

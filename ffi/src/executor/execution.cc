@@ -28,7 +28,7 @@ Execution::Execution(Engine* engine, OpRequest req, Completion completion)
   signature_ =
       (uint64_t{static_cast<uint8_t>(program_.kind)} << 60) | (uint64_t{static_cast<uint8_t>(request.reduce)} << 56) |
       (uint64_t{static_cast<uint8_t>(request.dtype)} << 48) | ((static_cast<uint64_t>(n) & 0xffffffffffull) << 8) |
-      (Mix64(program_.id ^ (plan_.table_version << 32)) & 0xff);
+      (Mix64(program_.id ^ (plan_.table->version << 32)) & 0xff);
   empty_ = n == 0;
   size_t largest = 0;
   for (uint32_t c = 0; c < program_.chunks.size(); ++c) {

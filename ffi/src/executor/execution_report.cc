@@ -158,7 +158,7 @@ void Execution::AddRecords(RecordBuffer* buffer, size_t* held) const {
     r.site = request.key.site;
     r.index = request.key.index;
     r.start_ns = static_cast<uint64_t>(started_ns + WallOffsetNs());
-    r.version = static_cast<uint32_t>(plan_.table_version);
+    r.version = static_cast<uint32_t>(plan_.table->version);
     r.program = program_.id;
     r.graph = static_cast<uint16_t>(e.graph);
     r.step = e.step;

@@ -22,7 +22,7 @@ using Comm = void*;  // ncclComm_t
 
 constexpr int kCudaNotReady = 600;
 constexpr int kNcclInProgress = 7;
-constexpr int kNcclBytes = 0;  // ncclInt8: only bytes travel, reductions are ours
+constexpr int kNcclBytes = 0;  // ncclInt8: bytes travel; reductions are ours, but inside a host (gpu/host_calls.h)
 constexpr int kNoColor = -1;
 
 struct UniqueId {
@@ -89,7 +89,9 @@ Config MakeConfig(int nccl_version);
   X(kNccl, ncclGroupStart, ())                                                                                   \
   X(kNccl, ncclGroupEnd, ())                                                                                     \
   X(kNccl, ncclSend, (const void*, size_t, int, int, Comm, Stream))                                              \
-  X(kNccl, ncclRecv, (void*, size_t, int, int, Comm, Stream))
+  X(kNccl, ncclRecv, (void*, size_t, int, int, Comm, Stream))                                                    \
+  X(kNccl, ncclReduceScatter, (const void*, void*, size_t, int, int, Comm, Stream))                              \
+  X(kNccl, ncclAllGather, (const void*, void*, size_t, int, Comm, Stream))
 
 enum Library { kCudart, kDriver, kNvrtc, kNccl, kNumLibraries };
 

@@ -5,6 +5,7 @@
 
 #include "base/clock.h"
 #include "gpu/monitor.h"
+#include "gpu/placement.h"
 #include "gpu/team.h"
 
 namespace jaxcoll {
@@ -14,7 +15,6 @@ namespace {
 constexpr unsigned kNonBlockingStream = 1;
 constexpr unsigned kTimingEvent = 0;
 constexpr int kDeviceToDevice = 3;
-constexpr size_t kAlign = 256;
 constexpr uint32_t kMaxLanes = 64;
 
 }  // namespace
@@ -29,17 +29,16 @@ class Enqueuer {
         launch_(*plan),
         plan_(*plan->plan),
         program_(*plan_.program),
-        main_(main) {
+        main_(main),
+        lanes_(static_cast<uint32_t>(std::clamp(program_.pipeline, 1, static_cast<int>(kMaxLanes)))),
+        at_(request, launch_, lanes_) {
     e_.team = team;
     e_.rank = member->rank;
     e_.key = request.key;
     e_.plan = std::move(plan);
     e_.record = team->options_.record && team->monitor_->Recorded(request.key);
-    element_ = ElementSize(request.dtype);
-    int64_t n = request.input.leaves.empty() ? request.output.block_elements : request.input.block_elements;
-    for (uint32_t c = 0; c < program_.chunks.size(); ++c) ranges_.push_back(program_.ChunkRange(c, n));
-    e_.lanes = static_cast<uint32_t>(std::clamp(program_.pipeline, 1, static_cast<int>(kMaxLanes)));
-    e_.bytes.assign(launch_.num_flows, 0);
+    e_.lanes = lanes_;
+    e_.bytes.assign(launch_.timed.size(), 0);
   }
 
   Status Run(const Team::Allocate& allocate) {
@@ -62,6 +61,12 @@ class Enqueuer {
   }
 
  private:
+  // The bytes of edges that a call replaces; those of a flow are counted as they are handed over.
+  void CountCalls() {
+    for (size_t i = 0; i < launch_.timed.size(); ++i)
+      if (launch_.timed[i].together) e_.bytes[i] = at_.EdgeBytes(launch_.timed[i].edge, launch_.timed[i].send);
+  }
+
   Status Prepare(const Team::Allocate& allocate) {
     JC_RETURN_IF_ERROR(CheckFanIn());
     while (m_.streams.size() < launch_.num_streams) {
@@ -77,15 +82,15 @@ class Enqueuer {
           m_.device, r_.dtype, r_.reduce == Reduction::kNone ? Reduction::kSum : r_.reduce, &combine_));
     JC_RETURN_IF_ERROR(TakeEvents());
     e_.enqueued_ns = NowNs();
-    size_t bytes = Layout();
+    size_t bytes = at_.bytes();
     Status status;
     if (bytes > 0 && allocate) {
       void* p = nullptr;
       status = allocate(bytes, &p);
-      memory_ = static_cast<uint8_t*>(p);
+      at_.Use(p);
     } else if (bytes > 0) {
       status = api_.Cuda(api_.cudaMallocAsync(&own_memory_, bytes, main_), "cudaMallocAsync");
-      memory_ = static_cast<uint8_t*>(own_memory_);
+      at_.Use(own_memory_);
     }
     if (!status.ok()) {
       team_.ReturnEvents(m_.rank, std::move(e_.events));  // none is pending
@@ -123,59 +128,8 @@ class Enqueuer {
     return {};
   }
 
-  size_t Wire(bool wide) const { return wide ? sizeof(float) : element_; }
-  Range LaneOf(uint32_t chunk, uint32_t lane) const {
-    return Program::LaneRange(ranges_[chunk], static_cast<int>(lane), static_cast<int>(e_.lanes));
-  }
-  uint32_t ChunkOf(uint32_t incoming) const { return plan_.nodes[plan_.node_of_incoming[incoming]].chunk; }
-
-  // Scratch slots, then a landing buffer for every incoming value that is reduced. A landing buffer holds the whole
-  // chunk, lanes side by side.
-  size_t Layout() {
-    size_t at = 0;
-    auto take = [&](uint32_t chunk, bool wide) {
-      size_t here = at;
-      at += (static_cast<size_t>(ranges_[chunk].size()) * Wire(wide) + kAlign - 1) / kAlign * kAlign;
-      return here;
-    };
-    for (const ScratchSlot& s : plan_.scratch) scratch_at_.push_back(take(s.chunk, s.wide));
-    landing_at_.resize(plan_.incoming.size());
-    for (uint32_t k = 0; k < plan_.incoming.size(); ++k)
-      if (!launch_.in_place[k]) landing_at_[k] = take(ChunkOf(k), plan_.incoming[k].wide);
-    return at;
-  }
-
-  // Calls f(first element of the block, elements) for the pieces of a lane that lie in one leaf each: the same cuts on
-  // every rank.
-  template <typename F>
-  Status ForEachPiece(uint32_t chunk, uint32_t lane, F&& f) const {
-    Range range = LaneOf(chunk, lane);
-    Status status;
-    r_.output.ForEach(0, range.begin, range.end, [&](uint8_t*, int64_t begin, int64_t n) {
-      if (status.ok()) status = f(begin, n);
-    });
-    return status;
-  }
-
-  uint8_t* Locate(const Slot& slot, uint32_t chunk, int64_t element) const {
-    if (slot.kind == SlotKind::kScratch)
-      return memory_ + scratch_at_[slot.scratch] +
-             static_cast<size_t>(element - ranges_[chunk].begin) * Wire(slot.wide);
-    const View& view = slot.kind == SlotKind::kInput ? r_.input : r_.output;
-    uint8_t* found = nullptr;
-    view.ForEach(slot.block, element, element + 1, [&](uint8_t* p, int64_t, int64_t) { found = p; });
-    return found;
-  }
-  uint8_t* Landing(uint32_t incoming, int64_t element) const {
-    return memory_ + landing_at_[incoming] +
-           static_cast<size_t>(element - ranges_[ChunkOf(incoming)].begin) * Wire(plan_.incoming[incoming].wide);
-  }
-  uint8_t* Target(uint32_t incoming, int64_t element) const {
-    const Node& node = plan_.nodes[plan_.node_of_incoming[incoming]];
-    return launch_.in_place[incoming] ? Locate(node.dst, node.chunk, element) : Landing(incoming, element);
-  }
-
   Status Fill() {
+    if (e_.record) CountCalls();
     JC_CUDA(api_, cudaEventRecord(e_.at(InFlight::kBegin), main_));
     size_t steps = launch_.steps.size();
     for (size_t wave = 0; wave + 1 < steps + e_.lanes; ++wave) {
@@ -183,6 +137,7 @@ class Enqueuer {
       for (uint32_t lane = 0; lane < e_.lanes && lane <= wave; ++lane) {
         if (wave - lane >= steps) continue;
         const LaunchStep& step = launch_.steps[wave - lane];
+        for (const LaunchCall& c : step.calls) JC_RETURN_IF_ERROR(InsideHost(c, lane));
         if (team_.options_.pairs)
           for (const Flow& f : step.flows) JC_RETURN_IF_ERROR(FlowAlone(f, lane));
         for (const LocalNode& n : step.nodes) JC_RETURN_IF_ERROR(RunLocal(n, lane));
@@ -213,10 +168,100 @@ class Enqueuer {
     return api_.Cuda(api_.cudaEventRecord(e_.at(e_.mark(lane, mark)), m_.streams[stream]), "cudaEventRecord");
   }
 
+  Status Before(uint32_t mark, uint16_t stream, uint32_t lane) {
+    if (!e_.record) return {};
+    return api_.Cuda(api_.cudaEventRecord(e_.at(e_.before(lane, mark)), m_.streams[stream]), "cudaEventRecord");
+  }
+
   Status Begin(const Flow& f, uint32_t lane) {
     JC_RETURN_IF_ERROR(Wait(f.after, f.stream, lane));
-    if (!e_.record) return {};
-    return api_.Cuda(api_.cudaEventRecord(e_.at(e_.before(lane, f.mark)), m_.streams[f.stream]), "cudaEventRecord");
+    return Before(f.mark, f.stream, lane);
+  }
+
+  // A call of NCCL's own collective over the ranks of this host, in all its rows.
+  Status InsideHost(const LaunchCall& c, uint32_t lane) {
+    Status s = InsideHostUnnamed(c, lane);
+    if (s.ok()) return s;
+    return Status::Error(
+        Format("step %d, %s, lane %u: %s", c.call.step, CallName(c.call).c_str(), lane, s.message().c_str()));
+  }
+  Status InsideHostUnnamed(const LaunchCall& c, uint32_t lane) {
+    if (m_.inside == nullptr)
+      return Status::Error(
+          "the ranks of the host are not connected: a table must be connected on every rank before it "
+          "comes into force");
+    JC_RETURN_IF_ERROR(Wait(c.after, c.stream, lane));
+    for (uint32_t copy : c.copies) JC_RETURN_IF_ERROR(Pieces(plan_.nodes[copy], lane, m_.streams[c.stream]));
+    std::vector<size_t> rows;
+    for (size_t row = 0; row < c.parts.size(); ++row)
+      if (at_.Row(c, row, lane).block > 0) rows.push_back(row);
+    for (size_t row : rows) JC_RETURN_IF_ERROR(Pack(c, row, lane));
+    JC_RETURN_IF_ERROR(Before(c.mark, c.stream, lane));
+    settle_ = false;
+    if (rows.size() > 1) JC_RETURN_IF_ERROR(GroupStart());
+    Status status;
+    for (size_t row : rows)
+      if (status.ok()) status = Collective(c, at_.Row(c, row, lane));
+    if (grouped_) {
+      Status ended = GroupEnd();
+      if (status.ok()) status = ended;
+    }
+    JC_RETURN_IF_ERROR(status);
+    if (settle_) JC_RETURN_IF_ERROR(team_.Settle(m_.inside, kNcclInProgress, "a collective inside the host"));
+    JC_RETURN_IF_ERROR(Mark(c.mark, c.stream, lane));
+    for (size_t row : rows) JC_RETURN_IF_ERROR(Unpack(c, row, lane));
+    return Mark(c.done, c.stream, lane);
+  }
+
+  Status Collective(const LaunchCall& c, const RowPlace& p) {
+    void* from = p.pack ? at_.memory() + p.pack_at : at_.Find(p.from, p.from_element);
+    void* to = p.unpack ? at_.memory() + p.unpack_at : at_.Find(p.to, p.to_element);
+    Stream stream = m_.streams[c.stream];
+    int code = 0;
+    if (c.call.reduce) {
+      NcclReduction how;
+      FindNcclReduction(r_.dtype, r_.reduce, &how);
+      size_t count = p.block / at_.Wire(false) * static_cast<size_t>(how.per_element);
+      code = api_.ncclReduceScatter(from, to, count, how.type, how.op, m_.inside, stream);
+    } else {
+      code = api_.ncclAllGather(from, to, p.block, kNcclBytes, m_.inside, stream);
+    }
+    if (code == kNcclInProgress) settle_ = true;
+    return api_.Nccl(code, c.call.reduce ? "ncclReduceScatter" : "ncclAllGather");
+  }
+
+  Status Pack(const LaunchCall& c, size_t row, uint32_t lane) {
+    const RowPlace& p = at_.Row(c, row, lane);
+    if (!p.pack) return {};
+    return ForEachShare(at_.Sources(c, row), p, at_.memory() + p.pack_at, lane,
+                        [&](void* packed, void* value, size_t n) { return Copy(packed, value, n, c.stream); });
+  }
+  Status Unpack(const LaunchCall& c, size_t row, uint32_t lane) {
+    const RowPlace& p = at_.Row(c, row, lane);
+    if (!p.unpack) return {};
+    return ForEachShare(at_.Sinks(c, row), p, at_.memory() + p.unpack_at, lane,
+                        [&](void* packed, void* value, size_t n) { return Copy(value, packed, n, c.stream); });
+  }
+
+  // Calls f(where it lies packed, where it belongs, bytes) for every piece of all shares.
+  template <typename F>
+  Status ForEachShare(const std::vector<std::vector<Site>>& shares, const RowPlace& p, uint8_t* packed, uint32_t lane,
+                      F&& f) {
+    for (size_t i = 0; i < shares.size(); ++i) {
+      uint8_t* at = packed + i * p.block;
+      for (const Site& site : shares[i])
+        JC_RETURN_IF_ERROR(at_.ForEachPiece(site.chunk, lane, [&](int64_t begin, int64_t n) -> Status {
+          size_t bytes = static_cast<size_t>(n) * at_.Wire(site.wide);
+          Status status = f(at, at_.Find(site, begin), bytes);
+          at += bytes;
+          return status;
+        }));
+    }
+    return {};
+  }
+
+  Status Copy(void* to, const void* from, size_t bytes, uint16_t stream) {
+    return api_.Cuda(api_.cudaMemcpyAsync(to, from, bytes, kDeviceToDevice, m_.streams[stream]), "cudaMemcpyAsync");
   }
 
   // The calls of a flow: one for each of its transfers and leaf. *calls counts them; without `comm` nothing else is
@@ -224,16 +269,16 @@ class Enqueuer {
   Status Transfers(const Flow& f, uint32_t lane, Comm comm, int peer, uint32_t* calls) {
     Stream stream = m_.streams[f.stream];
     for (uint32_t part : f.parts) {
-      uint32_t chunk = f.send ? plan_.nodes[part].chunk : ChunkOf(part);
-      size_t wire = Wire(f.send ? plan_.nodes[part].wide : plan_.incoming[part].wide);
-      JC_RETURN_IF_ERROR(ForEachPiece(chunk, lane, [&](int64_t begin, int64_t n) -> Status {
+      uint32_t chunk = f.send ? plan_.nodes[part].chunk : at_.ChunkOf(part);
+      size_t wire = at_.Wire(f.send ? plan_.nodes[part].wide : plan_.incoming[part].wide);
+      JC_RETURN_IF_ERROR(at_.ForEachPiece(chunk, lane, [&](int64_t begin, int64_t n) -> Status {
         ++*calls;
         if (comm == nullptr) return {};
         size_t bytes = static_cast<size_t>(n) * wire;
-        e_.bytes[f.mark] += bytes;
-        int code =
-            f.send ? api_.ncclSend(Locate(plan_.nodes[part].src, chunk, begin), bytes, kNcclBytes, peer, comm, stream)
-                   : api_.ncclRecv(Target(part, begin), bytes, kNcclBytes, peer, comm, stream);
+        e_.bytes[f.timed] += bytes;
+        int code = f.send ? api_.ncclSend(at_.Locate(plan_.nodes[part].src, chunk, begin), bytes, kNcclBytes, peer,
+                                          comm, stream)
+                          : api_.ncclRecv(at_.Target(part, begin), bytes, kNcclBytes, peer, comm, stream);
         JC_RETURN_IF_ERROR(api_.Nccl(code, f.send ? "ncclSend" : "ncclRecv"));
         if (code == kNcclInProgress) settle_ = true;
         return {};
@@ -321,23 +366,27 @@ class Enqueuer {
     if (node.kind == NodeKind::kZero) {
       if (lane == 0) JC_RETURN_IF_ERROR(Zero(stream));
     } else {
-      JC_RETURN_IF_ERROR(ForEachPiece(node.chunk, lane,
-                                      [&](int64_t begin, int64_t count) { return Piece(node, begin, count, stream); }));
+      JC_RETURN_IF_ERROR(Pieces(node, lane, stream));
     }
     return Mark(n.mark, n.stream, lane);
   }
 
   Status Zero(Stream stream) {
     for (const View::Leaf& leaf : r_.output.leaves) {
-      size_t bytes = static_cast<size_t>(leaf.count) * static_cast<size_t>(program_.output_blocks()) * element_;
+      size_t bytes = static_cast<size_t>(leaf.count) * static_cast<size_t>(program_.output_blocks()) * at_.Wire(false);
       if (bytes > 0) JC_CUDA(api_, cudaMemsetAsync(leaf.base, 0, bytes, stream));
     }
     return {};
   }
 
+  Status Pieces(const Node& node, uint32_t lane, Stream stream) {
+    return at_.ForEachPiece(node.chunk, lane,
+                            [&](int64_t begin, int64_t count) { return Piece(node, begin, count, stream); });
+  }
+
   Status Piece(const Node& node, int64_t begin, int64_t count, Stream stream) {
     CombineArgs args;
-    args.dst = Locate(node.dst, node.chunk, begin);
+    args.dst = at_.Locate(node.dst, node.chunk, begin);
     args.dst_wide = node.dst.wide ? 1 : 0;
     args.n = static_cast<uint64_t>(count);
     bool same = true;
@@ -348,12 +397,12 @@ class Enqueuer {
     bool vertex = node.kind == NodeKind::kVertex;
     bool own = node.src.kind != SlotKind::kNone && (!vertex || node.reduce);
     for (uint32_t k = 0; vertex && k < node.num_in; ++k) {
-      if (own && k == node.own_place) add(Locate(node.src, node.chunk, begin), node.src.wide);
-      add(Landing(node.first_in + k, begin), plan_.incoming[node.first_in + k].wide);
+      if (own && k == node.own_place) add(at_.Locate(node.src, node.chunk, begin), node.src.wide);
+      add(at_.Landing(node.first_in + k, begin), plan_.incoming[node.first_in + k].wide);
     }
-    if (own && (!vertex || node.own_place >= node.num_in)) add(Locate(node.src, node.chunk, begin), node.src.wide);
+    if (own && (!vertex || node.own_place >= node.num_in)) add(at_.Locate(node.src, node.chunk, begin), node.src.wide);
     if (args.count == 1 && same) {
-      size_t bytes = static_cast<size_t>(count) * Wire(node.dst.wide);
+      size_t bytes = static_cast<size_t>(count) * at_.Wire(node.dst.wide);
       return api_.Cuda(api_.cudaMemcpyAsync(args.dst, args.src[0], bytes, kDeviceToDevice, stream), "cudaMemcpyAsync");
     }
     return team_.kernels_->Launch(combine_, args, stream);
@@ -380,11 +429,9 @@ class Enqueuer {
   const Plan& plan_;
   const Program& program_;
   const Stream main_;
+  const uint32_t lanes_;
+  Placement at_;
   InFlight e_;
-  size_t element_ = 0;
-  std::vector<Range> ranges_;  // [chunk]
-  std::vector<size_t> scratch_at_, landing_at_;
-  uint8_t* memory_ = nullptr;
   void* own_memory_ = nullptr;
   Function combine_ = nullptr;
   std::vector<bool> used_;  // [stream]

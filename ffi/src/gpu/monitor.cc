@@ -137,6 +137,9 @@ std::string Monitor::Place(const InFlight& e) const {
   for (uint32_t wave = 0; wave < e.plan->steps.size() + e.lanes; ++wave)
     for (uint32_t lane = 0; lane < e.lanes && lane <= wave; ++lane) {
       if (wave - lane >= e.plan->steps.size()) continue;
+      for (const LaunchCall& c : e.plan->steps[wave - lane].calls)
+        if (api_->cudaEventQuery(e.at(e.mark(lane, c.mark))) != 0)
+          return Format("step %d, %s, lane %u", c.call.step, CallName(c.call).c_str(), lane);
       for (const Flow& f : e.plan->steps[wave - lane].flows) {
         if (api_->cudaEventQuery(e.at(e.mark(lane, f.mark))) == 0) continue;
         const Edge& edge = program.edges[f.edge];
@@ -192,36 +195,36 @@ void Monitor::CheckTeams(int64_t now) {
 void Monitor::AddRecords(const InFlight& e) {
   const Program& program = *e.plan->plan->program;
   std::vector<Record> records;
-  for (const LaunchStep& step : e.plan->steps)
-    for (const Flow& f : step.flows) {
-      const Edge& edge = program.edges[f.edge];
-      if (!Carries(program, edge)) continue;
-      Record r{};
-      r.comm = e.key.comm;
-      r.launch = e.key.launch;
-      r.site = e.key.site;
-      r.index = e.key.index;
-      r.version = static_cast<uint32_t>(e.plan->plan->table_version);
-      r.program = program.id;
-      r.graph = static_cast<uint16_t>(edge.graph);
-      r.step = edge.step;
-      r.src = static_cast<uint16_t>(f.send ? e.rank : f.peer);
-      r.dst = static_cast<uint16_t>(f.send ? f.peer : e.rank);
-      r.side = static_cast<uint8_t>(kUnsplit | (f.send ? 1 : 0));
-      r.bytes = e.bytes[f.mark];
-      float ms = 0, since = 0;
-      bool known = api_->cudaEventElapsedTime(&since, e.at(InFlight::kBegin), e.at(e.before(0, f.mark))) == 0;
-      double total = 0;
-      for (uint32_t lane = 0; lane < e.lanes; ++lane) {
-        known = known && api_->cudaEventElapsedTime(&ms, e.at(e.before(lane, f.mark)), e.at(e.mark(lane, f.mark))) == 0;
-        total += ms;
-      }
-      if (!known) continue;  // a time that can't be read is left out, never guessed
-      r.start_ns = static_cast<uint64_t>(e.enqueued_ns + WallOffsetNs() +
-                                         static_cast<int64_t>(static_cast<double>(since) * kNsPerMs));
-      r.transfer_ns = static_cast<uint64_t>(std::max(0.0, total * kNsPerMs));
-      records.push_back(r);
+  for (size_t i = 0; i < e.plan->timed.size(); ++i) {
+    const TimedEdge& t = e.plan->timed[i];
+    const Edge& edge = program.edges[t.edge];
+    if (!Carries(program, edge)) continue;
+    Record r{};
+    r.comm = e.key.comm;
+    r.launch = e.key.launch;
+    r.site = e.key.site;
+    r.index = e.key.index;
+    r.version = static_cast<uint32_t>(e.plan->plan->table->version);
+    r.program = program.id;
+    r.graph = static_cast<uint16_t>(edge.graph);
+    r.step = edge.step;
+    r.src = static_cast<uint16_t>(t.send ? e.rank : t.peer);
+    r.dst = static_cast<uint16_t>(t.send ? t.peer : e.rank);
+    r.side = static_cast<uint8_t>(kUnsplit | (t.together ? kTogether : 0) | (t.send ? 1 : 0));
+    r.bytes = e.bytes[i];
+    float ms = 0, since = 0;
+    bool known = api_->cudaEventElapsedTime(&since, e.at(InFlight::kBegin), e.at(e.before(0, t.mark))) == 0;
+    double total = 0;
+    for (uint32_t lane = 0; lane < e.lanes; ++lane) {
+      known = known && api_->cudaEventElapsedTime(&ms, e.at(e.before(lane, t.mark)), e.at(e.mark(lane, t.mark))) == 0;
+      total += ms;
     }
+    if (!known) continue;  // a time that can't be read is left out, never guessed
+    r.start_ns = static_cast<uint64_t>(e.enqueued_ns + WallOffsetNs() +
+                                       static_cast<int64_t>(static_cast<double>(since) * kNsPerMs));
+    r.transfer_ns = static_cast<uint64_t>(std::max(0.0, total * kNsPerMs));
+    records.push_back(r);
+  }
   size_t held = records_->Add(records.data(), records.size());
   if (added_) added_(held);
 }

@@ -68,10 +68,10 @@ Member* Team::member(int rank) {
   return nullptr;
 }
 
-Config Team::CommConfig() const {
+Config Team::CommConfig(bool one_pair) const {
   Config c = MakeConfig(api_->nccl_version);
   c.blocking = 0;  // so that a peer's failure can be acted upon while a call is under way
-  int ctas = options_.max_ctas > 0 ? options_.max_ctas : options_.pairs ? 1 : 0;
+  int ctas = options_.max_ctas > 0 ? options_.max_ctas : one_pair ? 1 : 0;
   if (ctas > 0) c.min_ctas = 1, c.max_ctas = ctas;
   return c;
 }
@@ -126,62 +126,90 @@ Status Team::JoinOne(Member* m, const UniqueId& id) {
   if (failed()) return Status::Error(failure());
   JC_CUDA(*api_, cudaFree(nullptr));  // makes the device's primary context, which the driver's calls need
   JC_CUDA(*api_, cudaStreamCreateWithFlags(&m->connect_stream, kNonBlockingStream));
-  Config config = CommConfig();
+  Config config = CommConfig(options_.pairs);
   // The handle is there when the call returns, the communicator when it has settled.
   int code = api_->ncclCommInitRankConfig(&m->control, ranks_, id, m->rank, &config);
   JC_RETURN_IF_ERROR(Settle(m->control, code, "ncclCommInitRankConfig"));
   if (options_.pairs) return {};
-  code = api_->ncclCommSplit(m->control, 0, m->rank, &m->data, &config);
-  JC_RETURN_IF_ERROR(Settle(m->control, code, "ncclCommSplit"));
-  return Settle(m->data, kNcclInProgress, "ncclCommSplit");
+  return Split(m, 0, m->rank, false, [&](Comm c) { m->data = c; });
+}
+
+std::vector<std::pair<int, int>> Team::Missing(const Program& program, const Table& table, bool* hosts) const {
+  std::vector<bool> gathered(program.edges.size());
+  for (const HostCall& call : FindHostCalls(program, table, options_.hosts)) {
+    *hosts = !hosts_connected_;
+    // What a ReduceScatter replaces goes edge by edge for types that NCCL doesn't reduce as we do.
+    for (uint32_t e : call.edges) gathered[e] = !call.reduce;
+  }
+  std::vector<std::pair<int, int>> pairs;
+  if (!options_.pairs) return pairs;
+  for (size_t i = 0; i < program.edges.size(); ++i) {
+    const Edge& e = program.edges[i];
+    std::pair<int, int> pair(table.At(e.graph, e.step)[e.src], table.At(e.graph, e.step + 1)[e.dst]);
+    if (!gathered[i] && !std::binary_search(connected_.begin(), connected_.end(), pair)) pairs.push_back(pair);
+  }
+  std::sort(pairs.begin(), pairs.end());
+  pairs.erase(std::unique(pairs.begin(), pairs.end()), pairs.end());
+  return pairs;
 }
 
 Status Team::Connect(const Program& program, const Table& table, int* made) {
   std::lock_guard<std::mutex> lock(connecting_);
   *made = 0;
   if (failed()) return Status::Error(failure());
-  if (!options_.pairs) return {};
-  std::vector<std::pair<int, int>> fresh;
-  for (const Edge& e : program.edges) {
-    std::pair<int, int> pair(table.At(e.graph, e.step)[e.src], table.At(e.graph, e.step + 1)[e.dst]);
-    if (!std::binary_search(connected_.begin(), connected_.end(), pair)) fresh.push_back(pair);
-  }
-  std::sort(fresh.begin(), fresh.end());
-  fresh.erase(std::unique(fresh.begin(), fresh.end()), fresh.end());
-  if (fresh.empty()) return {};
+  bool hosts = false;
+  std::vector<std::pair<int, int>> fresh = Missing(program, table, &hosts);
+  if (fresh.empty() && !hosts) return {};
   auto rounds = Rounds(fresh);
   std::atomic<int> count{0};
-  JC_RETURN_IF_ERROR(OnAll([&](Member* m) { return ConnectOne(m, rounds, &count); }));
+  JC_RETURN_IF_ERROR(OnAll([&](Member* m) { return ConnectOne(m, rounds, hosts, &count); }));
+  hosts_connected_ = hosts_connected_ || hosts;
   connected_.insert(connected_.end(), fresh.begin(), fresh.end());
   std::sort(connected_.begin(), connected_.end());
   *made = count;
   return {};
 }
 
-Status Team::ConnectOne(Member* m, const std::vector<std::vector<std::pair<int, int>>>& rounds,
+Status Team::ConnectOne(Member* m, const std::vector<std::vector<std::pair<int, int>>>& rounds, bool hosts,
                         std::atomic<int>* made) {
   std::lock_guard<std::mutex> lock(m->connect_mu);
   if (failed()) return Status::Error(failure());  // aborted before this thread had the lock
-  Config config = CommConfig();
   for (const auto& round : rounds) {
     int color = kNoColor;
     for (size_t i = 0; i < round.size(); ++i)
       if (round[i].first == m->rank || round[i].second == m->rank) color = static_cast<int>(i);
-    bool sender = color >= 0 && round[static_cast<size_t>(color)].first == m->rank;
+    std::pair<int, int> pair = color >= 0 ? round[static_cast<size_t>(color)] : std::make_pair(-1, -1);
+    bool sender = pair.first == m->rank;
     Comm comm = nullptr;
-    int code = api_->ncclCommSplit(m->control, color, sender ? 0 : 1, &comm, &config);
-    if (comm != nullptr) {
-      // Known from here on: whoever aborts the rank finds it.
-      std::lock_guard<std::mutex> publish(m->mu);
-      m->pairs[round[static_cast<size_t>(color)]] = comm;
-    }
-    JC_RETURN_IF_ERROR(Settle(m->control, code, "ncclCommSplit"));
-    if (color < 0) continue;
-    JC_RETURN_IF_ERROR(Settle(comm, kNcclInProgress, "ncclCommSplit"));
+    JC_RETURN_IF_ERROR(Split(m, color, sender ? 0 : 1, true, [&](Comm c) { comm = m->pairs[pair] = c; }));
+    if (comm == nullptr) continue;
     JC_RETURN_IF_ERROR(Warm(m, comm, sender));
     ++*made;
   }
+  if (hosts) JC_RETURN_IF_ERROR(ConnectHost(m, made));
   return AwaitConnected(m);
+}
+
+Status Team::ConnectHost(Member* m, std::atomic<int>* made) {
+  int host = options_.hosts[static_cast<size_t>(m->rank)];
+  int first = static_cast<int>(std::find(options_.hosts.begin(), options_.hosts.end(), host) - options_.hosts.begin());
+  int ranks = static_cast<int>(std::count(options_.hosts.begin(), options_.hosts.end(), host));
+  JC_RETURN_IF_ERROR(Split(m, ranks > 1 ? first : kNoColor, m->rank, false, [&](Comm c) { m->inside = c; }));
+  if (m->inside == nullptr) return {};
+  ++*made;
+  return WarmHost(m, ranks);
+}
+
+Status Team::Split(Member* m, int color, int key, bool one_pair, const std::function<void(Comm)>& keep) {
+  Config config = CommConfig(one_pair);
+  Comm comm = nullptr;
+  int code = api_->ncclCommSplit(m->control, color, key, &comm, &config);
+  if (comm != nullptr) {
+    std::lock_guard<std::mutex> publish(m->mu);
+    keep(comm);
+  }
+  JC_RETURN_IF_ERROR(Settle(m->control, code, "ncclCommSplit"));
+  return comm == nullptr ? Status() : Settle(comm, kNcclInProgress, "ncclCommSplit");
 }
 
 // The bytes have really gone: a pair that can't carry data is found before its table comes into force.
@@ -217,13 +245,35 @@ Status Team::Warm(Member* m, Comm comm, bool send) {
   return status.ok() ? freed : status;
 }
 
-std::shared_ptr<const LaunchPlan> Team::PlanFor(const std::shared_ptr<const Plan>& plan) {
+// The collectives inside a host, as the first execution of every path would have to connect them: one byte a rank.
+Status Team::WarmHost(Member* m, int ranks) {
+  auto all = static_cast<size_t>(ranks);
+  void* bytes = nullptr;
+  JC_CUDA(*api_, cudaMallocAsync(&bytes, all + 1, m->connect_stream));
+  char* one = static_cast<char*>(bytes) + all;
+  int code = api_->ncclReduceScatter(bytes, one, 1, kNcclBytes, 0, m->inside, m->connect_stream);
+  Status status = Settle(m->inside, code, "ncclReduceScatter");
+  if (status.ok()) {
+    code = api_->ncclAllGather(one, bytes, 1, kNcclBytes, m->inside, m->connect_stream);
+    status = Settle(m->inside, code, "ncclAllGather");
+  }
+  Status freed = api_->Cuda(api_->cudaFreeAsync(bytes, m->connect_stream), "cudaFreeAsync");
+  return status.ok() ? freed : status;
+}
+
+std::shared_ptr<const LaunchPlan> Team::PlanFor(const OpRequest& request) {
+  const std::shared_ptr<const Plan>& plan = request.plan;
+  NcclReduction how;
+  std::pair<const Plan*, bool> key(plan.get(), FindNcclReduction(request.dtype, request.reduce, &how));
   std::lock_guard<std::mutex> lock(plans_mu_);
-  auto it = plans_.find(plan.get());
+  auto it = plans_.find(key);
   if (it != plans_.end()) return it->second;
   if (plans_.size() >= kPlansKept)
     plans_.clear();  // a launch plan holds its plan, so that no address is used twice meanwhile
-  return plans_[plan.get()] = MakeLaunchPlan(plan, options_.max_streams);
+  std::vector<HostCall> calls = FindHostCalls(*plan->program, *plan->table, options_.hosts);
+  if (!key.second)
+    calls.erase(std::remove_if(calls.begin(), calls.end(), [](const HostCall& c) { return c.reduce; }), calls.end());
+  return plans_[key] = MakeLaunchPlan(plan, options_.max_streams, calls);
 }
 
 void Team::ReturnEvents(int rank, std::unique_ptr<EventSet> set) {
@@ -282,6 +332,7 @@ Status Team::PollAsyncErrors() {
                           Format("rank %d of %s, %s: %s", m->rank, name_.c_str(), whose.c_str(), s.message().c_str()));
     };
     JC_RETURN_IF_ERROR(poll(m->data, "its data communicator"));
+    JC_RETURN_IF_ERROR(poll(m->inside, "the collectives inside its host"));
     for (auto [pair, comm] : m->pairs) JC_RETURN_IF_ERROR(poll(comm, Format("edge %d->%d", pair.first, pair.second)));
   }
   return {};
@@ -296,7 +347,7 @@ void Team::AbortAll() {
     for (auto [pair, comm] : m->pairs)
       if (comm != nullptr) (void)api_->ncclCommAbort(comm);  // whatever it says: there is nothing else to try
     m->pairs.clear();
-    for (Comm* comm : {&m->data, &m->control}) {
+    for (Comm* comm : {&m->inside, &m->data, &m->control}) {
       if (*comm != nullptr) (void)api_->ncclCommAbort(*comm);
       *comm = nullptr;
     }
@@ -309,7 +360,7 @@ void Team::DestroyMember(Member* m) {
   (void)scope.Enter();
   for (auto [pair, comm] : m->pairs)
     if (comm != nullptr) (void)api_->ncclCommDestroy(comm);
-  for (Comm comm : {m->data, m->control})
+  for (Comm comm : {m->inside, m->data, m->control})
     if (comm != nullptr) (void)api_->ncclCommDestroy(comm);
   for (Stream s : m->streams) (void)api_->cudaStreamDestroy(s);
   if (m->connect_stream != nullptr) (void)api_->cudaStreamDestroy(m->connect_stream);

@@ -16,7 +16,6 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -34,6 +33,8 @@ struct Options {
   bool record = true;
   int max_streams = 32;  // a rank
   int max_ctas = 0;      // SMs that one communicator may take; 0: 1 for pairs, NCCL's choice for groups
+  // [rank] a number for its host: steps that are a collective of whole hosts run as NCCL's own. Empty: edge by edge.
+  std::vector<int> hosts;
   int64_t timeout_ns = 300 * int64_t{1000000000};
 };
 
@@ -53,25 +54,18 @@ struct InFlight {
   std::shared_ptr<const LaunchPlan> plan;
   std::unique_ptr<EventSet> events;
   uint32_t lanes = 1;
-  std::vector<uint64_t> bytes;  // [flows]
+  std::vector<uint64_t> bytes;  // [timed]
   int64_t enqueued_ns = 0, begun_ns = 0;
   bool record = false;
 
   // Where in the set an event lies.
-  size_t per_lane() const { return plan->num_flows + plan->mark_stream.size(); }
-  size_t before(uint32_t lane, uint32_t flow) const { return 2 + lane * per_lane() + flow; }
-  size_t mark(uint32_t lane, uint32_t m) const { return before(lane, plan->num_flows) + m; }
+  size_t per_lane() const { return plan->num_spans + plan->mark_stream.size(); }
+  size_t before(uint32_t lane, uint32_t m) const { return 2 + lane * per_lane() + m; }
+  size_t mark(uint32_t lane, uint32_t m) const { return before(lane, plan->num_spans) + m; }
   size_t end(uint32_t stream) const { return 2 + lanes * per_lane() + stream; }
   size_t count() const { return end(plan->num_streams); }
   static constexpr size_t kBegin = 0, kOver = 1;
   Event at(size_t i) const { return events->events[i]; }
-};
-
-// A directed pair's communicator: the sender is rank 0 of it, the receiver rank 1. In groups mode: the one
-// communicator.
-struct Link {
-  Comm comm = nullptr;
-  int peer = 0;
 };
 
 // One local rank.
@@ -80,6 +74,7 @@ struct Member {
   std::mutex mu;                              // held while an execution is enqueued
   std::mutex connect_mu;                      // held while pairs are connected; order: connect_mu, mu
   Comm control = nullptr, data = nullptr;     // data: groups mode
+  Comm inside = nullptr;                      // the ranks of this rank's host
   std::map<std::pair<int, int>, Comm> pairs;  // (sender, receiver) -> communicator; those that this rank is part of
   std::vector<Stream> streams;
   Stream connect_stream = nullptr;
@@ -123,7 +118,7 @@ class Team {
   Status PollAsyncErrors();  // the monitor's
   std::string lost();        // what Lose() has said; empty: nothing
 
-  std::shared_ptr<const LaunchPlan> PlanFor(const std::shared_ptr<const Plan>& plan);
+  std::shared_ptr<const LaunchPlan> PlanFor(const OpRequest& request);
   void ReturnEvents(int rank, std::unique_ptr<EventSet> set);
 
   const Api& api() const { return *api_; }
@@ -136,13 +131,20 @@ class Team {
  private:
   friend class Enqueuer;
   Status JoinOne(Member* m, const UniqueId& id);
-  Status ConnectOne(Member* m, const std::vector<std::vector<std::pair<int, int>>>& rounds, std::atomic<int>* made);
+  // What a table needs and is not there yet; whether its calls inside hosts need their communicators.
+  std::vector<std::pair<int, int>> Missing(const Program& program, const Table& table, bool* hosts) const;
+  Status ConnectOne(Member* m, const std::vector<std::vector<std::pair<int, int>>>& rounds, bool hosts,
+                    std::atomic<int>* made);
+  Status ConnectHost(Member* m, std::atomic<int>* made);
+  // A child of the control communicator, with kNoColor none; `keep` puts it where whoever aborts the rank finds it.
+  Status Split(Member* m, int color, int key, bool one_pair, const std::function<void(Comm)>& keep);
   Status Warm(Member* m, Comm comm, bool send);
+  Status WarmHost(Member* m, int ranks);
   Status AwaitConnected(Member* m);
   // Waits, on a set-up path, until a call that NCCL does in the background is through.
   Status Settle(Comm comm, int code, const char* call);
   Status OnAll(const std::function<Status(Member*)>& f);  // a thread for each local rank
-  Config CommConfig() const;
+  Config CommConfig(bool one_pair) const;
   void DestroyMember(Member* m);
 
   const std::shared_ptr<const Api> api_;
@@ -154,7 +156,8 @@ class Team {
   const int ranks_;
   std::vector<std::unique_ptr<Member>> members_;
   std::vector<std::pair<int, int>> connected_;  // sorted: pairs of the whole communicator, the same list on every rank
-  std::mutex connecting_;                       // one Connect at a time: splits come in one order on every rank
+  bool hosts_connected_ = false;
+  std::mutex connecting_;  // one Connect at a time: splits come in one order on every rank
 
   std::atomic<bool> failed_{false};
   std::mutex failure_mu_;
@@ -162,7 +165,7 @@ class Team {
   std::function<void(const std::string&, bool)> tell_;
 
   std::mutex plans_mu_;
-  std::unordered_map<const Plan*, std::shared_ptr<const LaunchPlan>> plans_;
+  std::map<std::pair<const Plan*, bool>, std::shared_ptr<const LaunchPlan>> plans_;  // and whether NCCL reduces
 };
 
 }  // namespace gpu

@@ -296,14 +296,14 @@ class Compiler {
 
 }  // namespace
 
-std::shared_ptr<const Plan> CompilePlan(std::shared_ptr<const Program> program, const Table& table, int rank,
-                                        bool wide) {
+std::shared_ptr<const Plan> CompilePlan(std::shared_ptr<const Program> program, std::shared_ptr<const Table> table,
+                                        int rank, bool wide) {
   auto plan = std::make_shared<Plan>();
   plan->program = std::move(program);
-  plan->table_version = table.version;
+  plan->table = std::move(table);
   plan->rank = rank;
   plan->wide = wide;
-  Compiler(*plan->program, table, rank, wide, plan.get()).Run();
+  Compiler(*plan->program, *plan->table, rank, wide, plan.get()).Run();
   return plan;
 }
 

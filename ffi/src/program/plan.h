@@ -56,7 +56,7 @@ struct ScratchSlot {
 
 struct Plan {
   std::shared_ptr<const Program> program;
-  uint64_t table_version = 0;
+  std::shared_ptr<const Table> table;
   int rank = 0;
   bool wide = false;
   std::vector<Node> nodes;
@@ -74,8 +74,8 @@ struct Plan {
 
 // `wide`: the type is narrow (bf16, f16, fp8) and sums are kept in f32 until all contributions are in.
 // The program must have passed Validate() with this table.
-std::shared_ptr<const Plan> CompilePlan(std::shared_ptr<const Program> program, const Table& table, int rank,
-                                        bool wide);
+std::shared_ptr<const Plan> CompilePlan(std::shared_ptr<const Program> program, std::shared_ptr<const Table> table,
+                                        int rank, bool wide);
 
 }  // namespace jaxcoll
 

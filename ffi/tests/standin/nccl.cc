@@ -1,91 +1,22 @@
-// NCCL's communicators, groups and point-to-point calls. Kept of the real one: a group is one launch per communicator,
-// which begins when all its streams have come to it and the communicator's earlier launches are over; its calls
-// progress independently, those to one peer in order; calls match in order, without tags; connections are made at the
-// first transfer; non-blocking communicators answer "in progress".
+// NCCL's communicators, groups and point-to-point calls (collectives.cc: its collectives). Kept of the real one: a
+// group is one launch per communicator, which begins when all its streams have come to it and the communicator's
+// earlier launches are over; its calls progress independently, those to one peer in order; calls match in order,
+// without tags; connections are made at the first transfer; non-blocking communicators answer "in progress".
+#include "nccl.h"
+
 #include <algorithm>
 #include <chrono>
 #include <climits>
 #include <cstdlib>
 #include <cstring>
 
-#include "device.h"
-
 namespace standin {
 namespace {
-
-constexpr int kInProgress = 7, kInvalidArgument = 4, kInvalidUsage = 5, kSystemError = 2;
 
 struct Config {
   size_t size;
   unsigned magic, version;
   int blocking;
-};
-
-struct Launch;
-struct CommState;
-
-struct Transfer {
-  bool send;
-  int peer;
-  char* data;
-  size_t bytes;
-  CommState* comm;
-  StreamState* stream;
-  Launch* launch = nullptr;
-};
-
-// One rank's part in an all-reduce of float32 sums.
-struct Part {
-  const float* from;
-  float* to;
-  size_t count;
-  Launch* launch;
-};
-
-struct Launch {
-  CommState* comm = nullptr;
-  std::vector<Transfer> transfers;
-  std::unique_ptr<Part> part;  // a collective: no transfers
-  size_t turn = 0;
-  std::set<StreamState*> streams, arrived;
-  bool started = false;
-  size_t left = 0;
-  bool over() const { return started && left == 0; }
-};
-
-struct Split {
-  int calls = 0;
-  std::vector<std::pair<int, int>> keys;  // [rank] (color, key)
-  std::vector<CommState*> children;       // [rank]
-};
-
-struct Clique {
-  int ranks = 0, joined = 0;
-  std::vector<int> devices;
-  std::map<std::pair<int, int>, std::deque<Transfer*>> sends, receives;  // (src, dst)
-  std::map<std::pair<int, int>, int> asked;                              // bit 0 sender, bit 1 receiver; 3: connected
-  std::vector<Split> splits;
-  std::map<size_t, std::vector<Part*>> meetings;  // collectives by their number, the parts that have come
-};
-
-struct CommState {
-  std::shared_ptr<Clique> clique;  // null: a split that is not through
-  int rank = 0, device = 0;
-  bool gone = false;  // aborted or destroyed
-  int error = 0;
-  size_t splits = 0, collectives = 0;
-  std::set<std::pair<int, int>> asked;
-  std::deque<std::shared_ptr<Launch>> launches;
-
-  int status() const {
-    if (error != 0) return error;
-    if (clique == nullptr || clique->joined < clique->ranks) return kInProgress;
-    for (size_t i = 0; i < splits; ++i)
-      if (clique->splits[i].calls < clique->ranks) return kInProgress;
-    for (auto pair : asked)
-      if (clique->asked.at(pair) != 3) return kInProgress;
-    return 0;
-  }
 };
 
 struct Delayed {
@@ -102,10 +33,13 @@ uint64_t next_id = 1;
 int64_t created = 0;
 thread_local int depth = 0;
 thread_local std::vector<Transfer> pending;
+thread_local std::vector<Part> pending_parts;
 
 Device& D() { return Device::Get(); }
 
-CommState* Find(void* handle, const char* what, bool may_be_busy = false) {
+}  // namespace
+
+CommState* Find(void* handle, const char* what, bool may_be_busy) {
   auto* c = static_cast<CommState*>(handle);
   if (comms.count(c) == 0) {
     D().Breach(std::string(what) + ": a communicator that was never made");
@@ -119,6 +53,14 @@ CommState* Find(void* handle, const char* what, bool may_be_busy = false) {
     D().Breach(std::string(what) + ": a communicator that is still in progress");
   return c;
 }
+
+int64_t DelayOf(int from, int to) {
+  for (auto pair : {std::make_pair(from, to), std::make_pair(-1, -1)})
+    if (auto it = delays.find(pair); it != delays.end()) return it->second;
+  return 0;
+}
+
+namespace {
 
 int CheckConfig(const Config* c) {
   int version = 0;
@@ -149,12 +91,6 @@ void Finish(Transfer* send, Transfer* receive) {
   --receive->launch->left;
 }
 
-int64_t DelayOf(int from, int to) {
-  for (auto pair : {std::make_pair(from, to), std::make_pair(-1, -1)})
-    if (auto it = delays.find(pair); it != delays.end()) return it->second;
-  return 0;
-}
-
 bool Match(Clique* clique, std::pair<int, int> pair) {
   auto &sends = clique->sends[pair], &receives = clique->receives[pair];
   bool moved = false;
@@ -179,7 +115,7 @@ bool Match(Clique* clique, std::pair<int, int> pair) {
 }
 
 bool PollDelayed() {
-  bool moved = false;
+  bool moved = PollMeetings();
   for (size_t i = 0; i < delayed.size();) {
     if (NowNs() < delayed[i].due_ns) {
       ++i;
@@ -193,25 +129,6 @@ bool PollDelayed() {
   return moved;
 }
 
-// All ranks have come to a collective: adds up and ends it for all.
-void Meet(Clique* clique, Launch* launch) {
-  std::vector<Part*>& parts = clique->meetings[launch->turn];
-  parts.push_back(launch->part.get());
-  if (parts.size() < static_cast<size_t>(clique->ranks)) return;
-  std::vector<float> sum(parts[0]->count, 0.0F);
-  for (Part* p : parts) {
-    if (p->count != sum.size()) return D().Breach("ranks call ncclAllReduce with different counts");
-    D().Touch(p->from, p->count * sizeof(float), "an all-reduce's operand");
-    for (size_t i = 0; i < sum.size(); ++i) sum[i] += p->from[i];
-  }
-  for (Part* p : parts) {
-    D().Touch(p->to, p->count * sizeof(float), "an all-reduce's result");
-    std::copy(sum.begin(), sum.end(), p->to);
-    p->launch->left = 0;
-  }
-  clique->meetings.erase(launch->turn);
-}
-
 // A stream's head has come to the launch.
 bool Arrive(const std::shared_ptr<Launch>& launch, StreamState* stream) {
   CommState* c = launch->comm;
@@ -220,7 +137,7 @@ bool Arrive(const std::shared_ptr<Launch>& launch, StreamState* stream) {
   if (!launch->started && launch->arrived.size() == launch->streams.size() && c->launches.front() == launch &&
       c->error == 0) {
     launch->started = true;
-    if (launch->part != nullptr) Meet(c->clique.get(), launch.get());
+    for (Part& p : launch->parts) Meet(c->clique.get(), &p);
     for (Transfer& t : launch->transfers) {
       std::pair<int, int> pair = t.send ? std::make_pair(c->rank, t.peer) : std::make_pair(t.peer, c->rank);
       (t.send ? c->clique->sends : c->clique->receives)[pair].push_back(&t);
@@ -236,30 +153,39 @@ int Flush() {
   int result = 0;
   std::map<CommState*, std::shared_ptr<Launch>> launches;
   std::vector<CommState*> order;
-  for (Transfer& t : pending) {
-    auto& launch = launches[t.comm];
+  auto launch_of = [&](CommState* c, StreamState* s) {
+    auto& launch = launches[c];
     if (launch == nullptr) {
       launch = std::make_shared<Launch>();
-      launch->comm = t.comm;
-      order.push_back(t.comm);
+      launch->comm = c;
+      order.push_back(c);
     }
-    launch->transfers.push_back(t);
-    launch->streams.insert(t.stream);
-  }
+    launch->streams.insert(s);
+    return launch;
+  };
+  for (Transfer& t : pending) launch_of(t.comm, t.stream)->transfers.push_back(t);
+  for (Part& p : pending_parts) launch_of(p.comm, p.stream)->parts.push_back(p);
   pending.clear();
+  pending_parts.clear();
   for (CommState* c : order) {
     auto launch = launches[c];
-    launch->left = launch->transfers.size();
+    launch->left = launch->transfers.size() + launch->parts.size();
     for (Transfer& t : launch->transfers) {
       t.launch = launch.get();
       std::pair<int, int> pair = t.send ? std::make_pair(c->rank, t.peer) : std::make_pair(t.peer, c->rank);
       c->clique->asked[pair] |= t.send ? 1 : 2;
       c->asked.insert(pair);
     }
+    for (Part& p : launch->parts) {
+      p.launch = launch.get();
+      p.turn = c->collectives++;
+      c->clique->callers.insert(c->rank);
+    }
     if (c->status() == kInProgress) result = kInProgress;
     c->launches.push_back(launch);
-    for (StreamState* s : launch->streams)
-      D().Push(s, {"transfers of rank " + std::to_string(c->rank), [launch, s] { return Arrive(launch, s); }, {}});
+    std::string what =
+        (launch->parts.empty() ? "transfers of rank " : "a collective of rank ") + std::to_string(c->rank);
+    for (StreamState* s : launch->streams) D().Push(s, {what, [launch, s] { return Arrive(launch, s); }, {}});
   }
   return result;
 }
@@ -315,11 +241,18 @@ int End(void* handle, const char* what, bool abort) {
   delayed.erase(
       std::remove_if(delayed.begin(), delayed.end(), [&](const Delayed& x) { return of_c(x.send) || of_c(x.receive); }),
       delayed.end());
+  Forget(c);
   D().cv.notify_all();
   return 0;
 }
 
 }  // namespace
+
+int Join(Part part) {
+  pending_parts.push_back(part);
+  return depth == 0 ? Flush() : 0;
+}
+
 }  // namespace standin
 
 using namespace standin;  // NOLINT: the exported functions below belong to the stand-in
@@ -385,25 +318,8 @@ int ncclCommInitRank(void** out, int ranks, ncclUniqueId id, int rank) {
     D().cv.wait_for(lock, std::chrono::milliseconds(1));
     code = static_cast<CommState*>(*out)->status();
   }
+  if (code == 0) static_cast<CommState*>(*out)->blocking = true;
   return code;
-}
-
-int ncclAllReduce(const void* from, void* to, size_t count, int type, int op, void* handle, void* stream) {
-  ENTER();
-  std::lock_guard<std::mutex> lock(D().mu);
-  CommState* c = Find(handle, "ncclAllReduce");
-  StreamState* s = D().Stream(stream);
-  if (c == nullptr || s == nullptr || depth > 0) return kInvalidUsage;
-  if (type != 7 || op != 0) return kInvalidArgument;
-  auto launch = std::make_shared<Launch>();
-  launch->comm = c;
-  launch->left = 1;
-  launch->turn = c->collectives++;
-  launch->part.reset(new Part{static_cast<const float*>(from), static_cast<float*>(to), count, launch.get()});
-  launch->streams.insert(s);
-  c->launches.push_back(launch);
-  D().Push(s, {"an all-reduce of rank " + std::to_string(c->rank), [launch, s] { return Arrive(launch, s); }, {}});
-  return 0;
 }
 
 int ncclCommSplit(void* handle, int color, int key, void** out, void* config) {
@@ -461,6 +377,7 @@ int ncclGroupEnd() {
   if (--depth > 0) return injected;
   if (injected != 0) {
     pending.clear();
+    pending_parts.clear();
     return injected;
   }
   return Flush();
