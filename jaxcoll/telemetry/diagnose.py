@@ -136,7 +136,9 @@ def find_stragglers(
     if not epochs:
         return ()
     late = np.stack([lateness(epoch, nranks) for epoch in epochs])
-    usual = np.median(np.concatenate([epoch.receiver["transfer_ns"] for epoch in epochs])) if epochs else 0
+    transfers = np.concatenate([epoch.receiver["transfer_ns"] for epoch in epochs])
+    timed = transfers[transfers > 0]
+    usual = np.median(timed) if len(timed) else 0
     # Lateness is relative: where everybody waits a little for everybody, nobody is late.
     relative = late - np.median(late, axis=1, keepdims=True)
     hit = relative >= max(least_ns, factor * float(usual))
@@ -172,19 +174,23 @@ def diagnose(
 def _slow_pairs(matrix: Matrix, drop: float) -> list[tuple[int, int, float]]:
     """(src, dst, usual throughput) of the pairs below the usual one by more than `drop`."""
     usual = _usual(matrix)
-    slow = (matrix.count > 0) & (matrix.throughput < usual * (1 - drop))
+    slow = _timed(matrix) & (matrix.throughput < usual * (1 - drop))
     return [(int(a), int(b), usual) for a, b in zip(*np.nonzero(slow), strict=True)]
 
 
 def _usual(matrix: Matrix) -> float:
     # The upper quartile: a pattern in which half of the flows cross a bad place still shows what the good ones do.
-    seen = matrix.throughput[matrix.count > 0]
+    seen = matrix.throughput[_timed(matrix)]
     return float(np.percentile(seen, 75)) if len(seen) else 0.0
+
+
+def _timed(matrix: Matrix) -> npt.NDArray[np.bool_]:
+    return ~np.isnan(matrix.throughput)
 
 
 def _slow_hosts(matrix: Matrix, host_of: npt.NDArray[np.int64], drop: float) -> tuple[SlowHost, ...]:
     usual = _usual(matrix)
-    seen = matrix.count > 0
+    seen = _timed(matrix)
     slow = seen & (matrix.throughput < usual * (1 - drop))
     unexplained = slow.copy()
     found: list[SlowHost] = []

@@ -108,6 +108,7 @@ def prometheus(records: Records, nranks: int, counts: Counts | None = None, coll
     lines: list[str] = []
     pairs = [(a, b) for a in range(nranks) for b in range(nranks) if matrix.count[a, b]]
     speeds = [(_labels(rank=a, peer=b), matrix.throughput[a, b] / 1e9) for a, b in pairs]
+    speeds = [(labels, speed) for labels, speed in speeds if not np.isnan(speed)]
     _metric(lines, "nccl_p2p_bus_bandwidth_gbs", "gauge", "Median throughput of a pair of ranks, GB/s.", speeds)
     waits = [(_labels(rank=b, peer=a), matrix.wait_ns[a, b] / 1e3) for a, b in pairs]
     _metric(lines, "jaxcoll_wait_us", "gauge", "Median time that rank waited for peer, microseconds.", waits)

@@ -66,7 +66,8 @@ class Record:
 
     `start_ns` is this end's wall clock when it was ready for the edge. `wait_ns` is how long it then waited for the
     other end (or for the other end's data), `transfer_ns` the edge's own time in seconds x 1e9 with that waiting taken
-    out; at the receiver `start_ns + wait_ns + transfer_ns` is when the last byte was there. `src` and `dst` are ranks,
+    out; 0 where nobody can tell (what comes in one piece over TCP). At the receiver `start_ns + wait_ns + transfer_ns`
+    is when the last byte was there. `src` and `dst` are ranks,
     `bytes` what the edge carried, `(launch, index)` which execution of call site `site` this was. `side` is RECEIVER or
     SENDER; with UNSPLIT, and TOGETHER, as long as the two times are not told apart.
     """
@@ -89,8 +90,8 @@ class Record:
 
     @property
     def throughput(self) -> float:
-        """Bytes per second of the transfer itself; infinite for a transfer too short to time."""
-        return self.bytes / self.transfer_ns * 1e9 if self.transfer_ns else float("inf")
+        """Bytes per second of the transfer itself; NaN where it wasn't timed."""
+        return self.bytes / self.transfer_ns * 1e9 if self.transfer_ns else float("nan")
 
 
 def empty_records(count: int = 0) -> Records:

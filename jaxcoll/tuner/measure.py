@@ -14,11 +14,6 @@ from jaxcoll.schedule.stats import Stats, stats
 from jaxcoll.sim.plan import Plan, plan
 from jaxcoll.telemetry import Epoch, epoch_seconds, lateness
 
-_LATE = 0.1
-"""Part of an epoch by which a rank must be behind the others for its incoming edges to be doubted."""
-_TOO_FAST = 2.0
-"""Times the median throughput of all edges: what lies above it, at a late rank, wasn't a link's doing."""
-
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
@@ -67,7 +62,8 @@ def _pattern(key: _Key, nbytes: int) -> Pattern:
 class Batch:
     """B epochs of one program under one table.
 
-    `fct` is seconds, [epochs][edges] in the order of `Schedule.edges`; NaN for an edge of which no record came.
+    `fct` is seconds, [epochs][edges] in the order of `Schedule.edges`; NaN for an edge of which no record came, or
+    which nobody could time.
     `seconds` is each epoch's time without the waiting for late ranks, `late` each rank's median lateness in seconds,
     `now_ns` the wall clock of the last record.
     """
@@ -105,24 +101,13 @@ def batch_of(epochs: Sequence[Epoch], pattern: Pattern, nranks: int) -> Batch:
         found = _edge_keys(graph, step, src, dst, nranks)
         at = np.minimum(np.searchsorted(keys[order], found), max(len(keys) - 1, 0))
         fits = keys[order][at] == found if len(keys) else np.zeros(len(found), bool)
-        fct[i, order[at[fits]]] = rows["transfer_ns"][fits] / 1e9
+        timed = (rows["transfer_ns"] > 0) | (rows["bytes"] == 0)
+        fct[i, order[at[fits]]] = np.where(timed, rows["transfer_ns"] / 1e9, np.nan)[fits]
         late[i] = lateness(epoch, nranks) / 1e9
         seconds[i] = epoch_seconds(epoch)
-        fct[i, _buffered(flows, fct[i], late[i], seconds[i])] = np.nan
         ends = epoch.records["start_ns"] + epoch.records["wait_ns"] + epoch.records["transfer_ns"]
         now = max(now, int(ends.max()))
     return Batch(pattern, fct, seconds, np.median(late, axis=0), now)
-
-
-def _buffered(flows: Plan, fct: Floats, late: Floats, seconds: float) -> npt.NDArray[np.bool_]:
-    """Edges into a late rank that look far quicker than the others: their bytes lay in the kernel when it came, so that
-    what was timed is a copy, no link."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        speed = np.where((flows.size > 0) & (fct > 0), flows.size / fct, np.nan)
-    if np.isnan(speed).all():
-        return np.zeros(len(fct), bool)
-    behind = late - np.median(late) > _LATE * seconds
-    return behind[flows.dst] & (speed > _TOO_FAST * np.nanmedian(speed))
 
 
 def _edge_keys(graph: Ints, step: Ints, src: Ints, dst: Ints, nranks: int) -> Ints:

@@ -105,6 +105,13 @@ def guarded(size: int, dtype: np.dtype[Any]) -> Array:
     return raw[: size * dtype.itemsize].view(dtype)
 
 
+def tcp_pair() -> tuple[socket.socket, socket.socket]:
+    """The two ends of a TCP connection over the loopback."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        near = socket.create_connection(listener.getsockname())
+        return near, listener.accept()[0]
+
+
 @dataclass
 class Options:
     """jc_options in seconds and bytes; `threads` off where the fake network drives everything."""
@@ -119,6 +126,8 @@ class Options:
     landing_bytes: int = 0
     early_bytes: int = 0
     connections: int = 2
+    loopback: bool = False  # tcp: real TCP connections, not UNIX sockets
+    threads: bool = True  # off: nobody reads but `jc_world_pump`
     keep_segments: bool = False  # shared memory stays open for the test, as `Cluster.segments`
     seed: int = 1
     read: Callable[[int, int], bool] = field(default=lambda _a, _b: True)  # may process a read process b?
@@ -156,7 +165,7 @@ class Cluster:
         values = {
             "timeout_ns": int(o.timeout * NS), "warn_ns": int(o.warn * NS), "mismatch_ns": int(o.mismatch * NS),
             "spin_ns": int(o.spin * NS), "helpers": o.helpers, "record": int(o.record),
-            "threads": int(not self.transport.startswith("fake")), "lane_bytes": o.lane_bytes,
+            "threads": int(o.threads and not self.transport.startswith("fake")), "lane_bytes": o.lane_bytes,
             "landing_bytes": o.landing_bytes, "early_bytes": o.early_bytes,
         }  # fmt: skip
         world = self.native.lib.jc_world_create(self.native.ffi.new("jc_options*", values), len(self.devices), me)
@@ -203,7 +212,7 @@ class Cluster:
     def _join_tcp(self, pairs: Sequence[tuple[int, int]], carries_data: bool) -> None:
         for a, b in pairs:
             count = self.options.connections if carries_data else 1
-            made = [socket.socketpair() for _ in range(count)]
+            made = [tcp_pair() if self.options.loopback else socket.socketpair() for _ in range(count)]
             for me, peer, side in ((a, b, 0), (b, a, 1)):
                 fds = self.native.ffi.new("int[]", [os.dup(s[side].fileno()) for s in made])
                 self.native.check(self.native.lib.jc_world_tcp_peer(self.worlds[me], peer, fds, count, carries_data))

@@ -34,7 +34,7 @@ class Header:
     magic: int = MAGIC
     payload: int = 0
     type: int = READY
-    reserved: int = 0
+    follows: int = 0
     src: int = 1
     dst: int = 0
     lane: int = 0
@@ -51,6 +51,22 @@ class Header:
         changes = {"payload": len(body), **changes}
         return _FORM.pack(*dataclasses.astuple(dataclasses.replace(self, **changes))) + body
 
+    @staticmethod
+    def receive(connection: socket.socket) -> Header:
+        """The next one; what follows it is left there."""
+        return Header(*_FORM.unpack(exactly(connection, _FORM.size)))
+
+
+def exactly(connection: socket.socket, size: int) -> bytes:
+    """The next `size` bytes."""
+    connection.settimeout(10)
+    data = b""
+    while len(data) < size:
+        part = connection.recv(size - len(data))
+        assert part, "the connection has ended"
+        data += part
+    return data
+
 
 class Peer:
     """Process 1 of two, played by the test: the other ends of process 0's connections, and an operation of rank 0."""
@@ -62,11 +78,7 @@ class Peer:
 
     def _receive(self) -> Header:
         """The first message of rank 0: a READY that names the operation."""
-        self.sockets[0].settimeout(10)
-        data = b""
-        while len(data) < _FORM.size:
-            data += self.sockets[0].recv(_FORM.size - len(data))
-        header = Header(*_FORM.unpack(data))
+        header = Header.receive(self.sockets[0])
         assert (header.magic, header.type, header.src, header.dst) == (MAGIC, READY, 0, 1)
         return dataclasses.replace(header, src=1, dst=0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import threading
@@ -167,6 +168,33 @@ def test_matrix_holds_medians_of_receivers() -> None:
     assert np.isnan(matrix.throughput[1, 0])
     with pytest.raises(UsageError, match="rank 1"):
         telemetry.measurement_matrix(telemetry.from_records(rows), 1)
+
+
+def test_what_was_not_timed_is_left_out() -> None:
+    rows = [make(src=0, dst=1, transfer_ns=t, wait_ns=7) for t in (0, 0, 0, 2000)] + [make(src=1, dst=0, transfer_ns=0)]
+    records = telemetry.from_records(rows)
+    matrix = telemetry.measurement_matrix(records, 2)
+    assert matrix.throughput[0, 1] == pytest.approx(0.5e9)
+    assert matrix.transfer_ns[0, 1] == 2000
+    assert matrix.count[0, 1] == 4
+    assert matrix.bytes[0, 1] == 4000
+    assert np.isnan(matrix.throughput[1, 0])
+    assert matrix.wait_ns[0, 1] == 7
+    assert np.isnan(rows[0].throughput)
+    text = telemetry.prometheus(records, 2)
+    assert 'nccl_p2p_bus_bandwidth_gbs{rank="0",peer="1"} 0.5\n' in text
+    assert 'bandwidth_gbs{rank="1"' not in text
+    assert 'jaxcoll_edge_bytes_total{rank="1",peer="0"} 1000\n' in text
+    assert "nan" not in text
+
+
+def test_untimed_links_are_neither_slow_nor_usual() -> None:
+    rows = [row for launch in range(6) for row in exchange(5, {}, {(1, 2): 3.0}, launch)]
+    rows = [dataclasses.replace(row, transfer_ns=0) if row.src in (0, 3) else row for row in rows]
+    found = telemetry.diagnose(telemetry.from_records(rows), 5)
+    assert [(link.src, link.dst) for link in found.links] == [(1, 2)]
+    assert not found.hosts
+    assert not found.stragglers
 
 
 def exchange(

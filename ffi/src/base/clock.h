@@ -1,4 +1,4 @@
-// Time and small hashes. Durations are steady nanoseconds; WallNow() is for records only.
+// Time and small hashes. Durations are steady nanoseconds; WallNs() is for records only.
 #ifndef JAXCOLL_BASE_CLOCK_H_
 #define JAXCOLL_BASE_CLOCK_H_
 
@@ -13,13 +13,15 @@ inline int64_t NowNs() {
   return int64_t{t.tv_sec} * 1000000000 + t.tv_nsec;
 }
 
+inline int64_t WallNs() {
+  timespec t;
+  clock_gettime(CLOCK_REALTIME, &t);
+  return int64_t{t.tv_sec} * 1000000000 + t.tv_nsec;
+}
+
 // The wall clock minus the steady clock, read once: steady + offset orders records of several hosts roughly.
 inline int64_t WallOffsetNs() {
-  static const int64_t offset = [] {
-    timespec t;
-    clock_gettime(CLOCK_REALTIME, &t);
-    return int64_t{t.tv_sec} * 1000000000 + t.tv_nsec - NowNs();
-  }();
+  static const int64_t offset = WallNs() - NowNs();
   return offset;
 }
 

@@ -389,13 +389,13 @@ std::vector<MutableSpan> Engine::OnData(Link* link, const Header& h) {
   return target;
 }
 
-void Engine::OnLanded(Link* link, const Header& h) {
+void Engine::OnLanded(Link* link, const Header& h, const Timed& timed) {
   std::unique_lock<std::mutex> lock(mu_);
   Execution* e = Find(h.key, h.dst);
   if (e == nullptr) return;
   --e->running;
   if (!e->failed)
-    e->OnLanded(link, h);
+    e->OnLanded(link, h, timed);
   else if (e->running == 0)
     Retire(e);
 }

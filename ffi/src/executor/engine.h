@@ -86,7 +86,7 @@ class Engine : public LinkSink {
 
   void OnMessage(Link* link, const Header& header, const void* payload) override;
   std::vector<MutableSpan> OnData(Link* link, const Header& header) override;
-  void OnLanded(Link* link, const Header& header) override;
+  void OnLanded(Link* link, const Header& header, const Timed& timed) override;
   void OnSent(Link* link, uint64_t token) override;
   void OnLinkDown(Link* link, const std::string& why) override;
   void Work() override;

@@ -90,7 +90,6 @@ void Execution::Start() {
 }
 
 void Execution::StartLane(uint32_t lane) {
-  int64_t now = NowNs();
   for (uint32_t i = 0; i < plan_.nodes.size(); ++i) {
     const Node& node = plan_.nodes[i];
     deps(lane, i) = node.num_deps;
@@ -99,7 +98,6 @@ void Execution::StartLane(uint32_t lane) {
     if (node.kind != NodeKind::kVertex) continue;
     for (uint32_t k = node.first_in; k < node.first_in + node.num_in; ++k) {
       InState& s = in(lane, k);
-      s.accept_ns = now;
       if (s.state == In::kNone && Skipped(TransferBytes(lane, node.chunk, plan_.incoming[k].wide)))
         s.state = In::kInPlace;
       if (s.state == In::kNone || s.state == In::kLanding) ++left;
@@ -123,7 +121,6 @@ void Execution::DepsMet(uint32_t lane, uint32_t id) {
 void Execution::Accept(uint32_t lane, uint32_t i) {
   InState& s = in(lane, i);
   const Incoming& incoming = plan_.incoming[i];
-  s.accept_ns = NowNs();
   if (Local(incoming.peer) || s.ready_sent) return;
   Link* link = LinkTo(incoming.peer);
   size_t bytes = IncomingBytes(lane, i);
@@ -148,7 +145,6 @@ void Execution::IssueSend(uint32_t lane, uint32_t id) {
   const Node& node = plan_.nodes[id];
   OutState& o = out(lane, id);
   o.data_ready = true;
-  o.ready_ns = NowNs();
   Range r = LaneOf(node.chunk, lane);
   size_t bytes = static_cast<size_t>(r.size()) * WireSize(node.wide);
   if (Skipped(bytes)) return SendDone(lane, id);
@@ -230,7 +226,6 @@ void Execution::Stream(uint32_t lane, uint32_t id) {
   OutState& o = out(lane, id);
   if (o.streaming) return;
   o.streaming = true;
-  o.begin_ns = NowNs();
   Range r = LaneOf(node.chunk, lane);
   Header h = MakeHeader(MessageType::kData, node.peer, lane, node.transfer);
   h.total = static_cast<uint64_t>(r.size()) * WireSize(node.wide);
@@ -361,14 +356,21 @@ std::vector<MutableSpan> Execution::DataTarget(Link* link, const Header& h) {
   return target;
 }
 
-void Execution::OnLanded(Link*, const Header& h) {
+void Execution::OnLanded(Link*, const Header& h, const Timed& timed) {
   uint32_t i;
   InState* landing = Awaited(h, &i);
   if (landing == nullptr || landing->state != In::kLanding) return;
   InState& s = *landing;
+  if (timed.bytes > 0) {
+    int64_t begin = timed.end_ns - timed.ns;
+    s.begin_ns = s.timed == 0 ? begin : std::min(s.begin_ns, begin);
+    s.end_ns = std::max(s.end_ns, timed.end_ns);
+    s.timed += timed.bytes;
+    s.transfer_ns += timed.ns;
+  }
   s.received += h.payload;
   if (s.received < h.total) return;
-  s.transfer_ns = NowNs() - s.arrive_ns;
+  s.done_ns = NowNs();
   s.state = s.buffer ? In::kHeld : In::kInPlace;
   Arrived(h.lane, i);
 }
@@ -391,7 +393,6 @@ void Execution::SendDone(uint32_t lane, uint32_t id) {
   OutState& o = out(lane, id);
   if (o.done) return;
   o.done = true;
-  o.end_ns = NowNs();
   NodeDone(lane, id);
 }
 
@@ -422,7 +423,9 @@ void Execution::NodeRan(uint32_t lane, uint32_t id) {
       s.buffer.reset();
       if (s.state != In::kOffered) continue;
       if (now == 0) now = NowNs();
-      s.done_ns = now;
+      s.done_ns = s.end_ns = now;
+      s.begin_ns = s.arrive_ns;
+      s.timed = IncomingBytes(lane, k);
       if (s.posted.size != 0) {
         s.link->ReleasePosted(s.posted);
         s.posted.size = 0;

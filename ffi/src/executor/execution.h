@@ -64,7 +64,7 @@ class Execution {
   void OnEager(Link* link, const Header& h, const void* payload);
   void OnReady(Link* link, const Header& h);
   std::vector<MutableSpan> DataTarget(Link* link, const Header& h);
-  void OnLanded(Link* link, const Header& h);
+  void OnLanded(Link* link, const Header& h, const Timed& timed);
   void OnAck(const Header& h);
   void OnWaiting(const Header& h);
   void SendDone(uint32_t lane, uint32_t node);
@@ -122,14 +122,17 @@ class Execution {
     std::vector<RemoteSpan> more;
     std::unique_ptr<uint8_t[]> buffer;
     size_t received = 0, promised = 0;
-    int64_t accept_ns = 0, arrive_ns = 0, transfer_ns = 0, done_ns = 0;
+    // For the record: when it began to come and when all was there; between begin_ns and end_ns it went at the speed of
+    // `timed` bytes in transfer_ns.
+    int64_t arrive_ns = 0, done_ns = 0;
+    size_t timed = 0;
+    int64_t transfer_ns = 0, begin_ns = 0, end_ns = 0;
     // kOffered: where the bytes lie.
     const RemoteSpan* spans() const { return more.empty() ? &first : more.data(); }
     size_t num_spans() const { return more.empty() ? 1 : more.size(); }
   };
   struct OutState {
     bool data_ready = false, peer_ready = false, done = false, streaming = false, offered = false;
-    int64_t ready_ns = 0, begin_ns = 0, end_ns = 0;
   };
 
   struct PostState {

@@ -5,6 +5,11 @@
 #include "executor/engine.h"
 
 namespace jaxcoll {
+namespace {
+
+constexpr uint64_t kLeastTimed = 4;  // an edge is timed where this part of its bytes is, one in so many
+
+}  // namespace
 
 // Messages of the earliest unfinished step of a lane can't depend on anything that this rank has yet to do, so all of
 // them may be waited for together; those of later steps may.
@@ -147,9 +152,13 @@ std::string Execution::Where(uint32_t incoming) const {
 void Execution::AddRecords(RecordBuffer* buffer, size_t* held) const {
   if (buffer->full()) return buffer->Drop(plan_.record_edges.size());  // nobody drains: not worth the time
   static thread_local std::vector<Record> records;
-  static thread_local std::vector<std::pair<int64_t, int64_t>> spans;  // first byte, last byte
+  struct Sum {
+    uint64_t timed = 0;
+    int64_t transfer = 0, begin = 0, end = 0, done = 0;
+  };
+  static thread_local std::vector<Sum> sums;
   records.assign(plan_.record_edges.size(), Record{});
-  spans.assign(records.size(), {0, 0});
+  sums.assign(records.size(), Sum{});
   for (size_t k = 0; k < records.size(); ++k) {
     const Edge& e = program_.edges[plan_.record_edges[k]];
     Record& r = records[k];
@@ -171,22 +180,30 @@ void Execution::AddRecords(RecordBuffer* buffer, size_t* held) const {
       Record& r = records[i.record];
       r.src = i.peer;
       r.bytes += IncomingBytes(lane, k);
-      r.transfer_ns += static_cast<uint64_t>(std::max<int64_t>(0, s.transfer_ns));
-      if (s.arrive_ns == 0) continue;  // nothing to move
-      int64_t& first = spans[i.record].first;
-      first = first == 0 ? s.arrive_ns : std::min(first, s.arrive_ns);
-      spans[i.record].second = std::max(spans[i.record].second, std::max(s.done_ns, s.arrive_ns + s.transfer_ns));
+      Sum& sum = sums[i.record];
+      sum.done = std::max({sum.done, s.arrive_ns, s.done_ns});
+      if (s.timed == 0) continue;
+      sum.begin = sum.timed == 0 ? s.begin_ns : std::min(sum.begin, s.begin_ns);
+      sum.end = std::max(sum.end, s.end_ns);
+      sum.timed += s.timed;
+      sum.transfer += s.transfer_ns;
     }
   }
-  // Lanes overlap: an edge can't have been moving for longer than from its first byte to its last. What is left of the
-  // time until the last byte was waiting, so that start + wait + transfer is when this end had everything.
+  // Lanes overlap: an edge can't have been moving for longer than from its first byte to its last. Bytes without a time
+  // are taken to be as quick as the others; where too few have one, transfer_ns stays 0. What is left of the time until
+  // the last byte was waiting, so that start + wait + transfer is when this end had everything.
   for (size_t k = 0; k < records.size(); ++k) {
-    auto [first, last] = spans[k];
-    if (last == 0) continue;
+    const Sum& sum = sums[k];
+    if (sum.done == 0) continue;
     Record& r = records[k];
-    r.transfer_ns = std::min(r.transfer_ns, static_cast<uint64_t>(last - first));
-    r.wait_ns = static_cast<uint64_t>(std::max<int64_t>(0, last - started_ns)) -
-                std::min(r.transfer_ns, static_cast<uint64_t>(std::max<int64_t>(0, last - started_ns)));
+    int64_t all = std::max<int64_t>(0, sum.done - started_ns), transfer = 0;
+    if (sum.timed * kLeastTimed >= r.bytes && sum.timed > 0) {
+      double scale = static_cast<double>(r.bytes) / static_cast<double>(sum.timed);
+      transfer = static_cast<int64_t>(static_cast<double>(std::min(sum.transfer, sum.end - sum.begin)) * scale);
+      transfer = std::clamp<int64_t>(transfer, std::min<int64_t>(1, all), all);
+    }
+    r.transfer_ns = static_cast<uint64_t>(transfer);
+    r.wait_ns = static_cast<uint64_t>(all - transfer);
   }
   *held = buffer->Add(records.data(), records.size());
 }

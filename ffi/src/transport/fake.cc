@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/clock.h"
+
 namespace jaxcoll {
 
 // Small limits, so that short messages take every path.
@@ -95,12 +97,14 @@ bool FakeNetwork::Step() {
   Link* link = Find(m.to, m.from);
   if (m.header.type == MessageType::kData) {
     std::vector<MutableSpan> target = sink->OnData(link, m.header);
+    int64_t begin = NowNs();
     size_t offset = 0;
     for (const MutableSpan& s : target) {
       memcpy(s.data, m.payload.data() + offset, s.size);
       offset += s.size;
     }
-    if (!target.empty()) sink->OnLanded(link, m.header);
+    int64_t end = NowNs();
+    if (!target.empty()) sink->OnLanded(link, m.header, {m.header.payload, end - begin, end});
     if (m.last_of_stream) sinks_[static_cast<size_t>(m.from)]->OnSent(Find(m.from, m.to), m.token);
   } else {
     sink->OnMessage(link, m.header, m.payload.data());

@@ -45,7 +45,7 @@ struct Header {
   uint32_t magic = kMagic;
   uint32_t payload = 0;  // bytes that follow
   MessageType type = MessageType::kGoodbye;
-  uint8_t reserved = 0;
+  uint8_t follows = 0;        // kData: sent right behind other bytes, or while some were still under way on this link
   uint16_t src = 0, dst = 0;  // ranks in the communicator
   uint16_t lane = 0;
   OpKey key;
@@ -72,6 +72,13 @@ struct MutableSpan {
 };
 struct RemoteSpan {
   uint64_t address, size;
+};
+
+// How long a payload was under way: at the speed of `bytes` (none: nothing is known) in `ns`. What was timed of it
+// ended at `end_ns`, steady clock.
+struct Timed {
+  uint64_t bytes = 0;
+  int64_t ns = 0, end_ns = 0;
 };
 
 class Link;
@@ -118,7 +125,7 @@ class LinkSink {
   // A kData message begins: where its payload goes. Empty: to be read and dropped. Otherwise the memory is held for the
   // transport until it calls OnLanded, or releases it in Forget.
   virtual std::vector<MutableSpan> OnData(Link* link, const Header& header) = 0;
-  virtual void OnLanded(Link* link, const Header& header) = 0;
+  virtual void OnLanded(Link* link, const Header& header, const Timed& timed) = 0;
   // The last byte of a streamed transfer has been handed over: its memory is free again.
   virtual void OnSent(Link* link, uint64_t token) = 0;
   virtual void OnLinkDown(Link* link, const std::string& why) = 0;

@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "base/clock.h"
 #include "transport/shm_layout.h"
 
 namespace jaxcoll {
@@ -315,12 +316,14 @@ bool ShmTransport::Drain(ShmLink* link) {
         any = true;
         if (h.type == MessageType::kData) {
           std::vector<MutableSpan> target = sink_->OnData(link, h);
+          int64_t begin = NowNs();
           size_t offset = 0;
           for (const MutableSpan& s : target) {
             memcpy(s.data, payload + offset, s.size);
             offset += s.size;
           }
-          if (!target.empty()) sink_->OnLanded(link, h);
+          int64_t end = NowNs();
+          if (!target.empty()) sink_->OnLanded(link, h, {h.payload, end - begin, end});
         } else {
           sink_->OnMessage(link, h, payload);
         }

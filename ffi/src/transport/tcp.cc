@@ -39,6 +39,9 @@ Status TcpTransport::AddPeer(int process, const std::vector<int>& fds, bool carr
   for (auto& c : link->conns_) {
     int one = 1;
     setsockopt(c->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));  // fails on a UNIX socket, where nothing is delayed
+    setsockopt(c->fd, SOL_SOCKET, SO_TIMESTAMPNS, &one, sizeof(one));
+    socklen_t size = sizeof(c->small);  // a receiver may keep back the acknowledgement of a segment
+    getsockopt(c->fd, IPPROTO_TCP, TCP_MAXSEG, &c->small, &size);
     fcntl(c->fd, F_SETFL, fcntl(c->fd, F_GETFL) | O_NONBLOCK);
     slots_.push_back({link.get(), c.get()});
     epoll_event event{};
@@ -133,7 +136,7 @@ void TcpTransport::Down(TcpLink* link) {
       h = c->header;
       h.payload = 0;
     }
-    if (release) sink_->OnLanded(link, h);
+    if (release) sink_->OnLanded(link, h, {});
   }
   if (!stopping_) sink_->OnLinkDown(link, link->left_ ? kLeftInOrder : link->fault_);
 }

@@ -15,6 +15,7 @@
 #include <thread>
 #include <vector>
 
+#include "transport/arrivals.h"
 #include "transport/link.h"
 
 namespace jaxcoll {
@@ -60,6 +61,10 @@ class TcpLink final : public Link {
     Header header;
     std::vector<MutableSpan> target;
     size_t landing_left = 0;
+    uint64_t read = 0;  // bytes of the stream, those in the buffer included
+    bool dry = false;   // the last read took all that had come
+    Arrivals arrivals;
+    int small = 0;  // so many bytes may wait for an acknowledgement although they have come
   };
   void Push(Conn* c, Item item);
   // Writes what the socket takes. Finished streams are added to `sent`. False: the connection is broken.
@@ -68,7 +73,10 @@ class TcpLink final : public Link {
   bool Fill(Conn* c, bool* any, bool* drained);
   bool Parse(Conn* c, bool* any);
   bool Land(Conn* c, bool* any, bool* drained);
+  ssize_t ReadInto(Conn* c, iovec* to, size_t count);
   ssize_t Receive(Conn* c);
+  void Sample(Conn* c, int64_t stamp_ns);
+  bool UnderWay() const;               // whether the peer has yet to get something
   void Landed(Conn* c, size_t bytes);  // so many more of the payload are in place
 
   TcpTransport* const transport_;
@@ -76,6 +84,7 @@ class TcpLink final : public Link {
   std::atomic<bool> down_{false};
   std::atomic<bool> left_{false};  // the peer has said goodbye
   std::atomic<bool> cant_write_{false};
+  Came came_;                                        // of the polling thread
   const char* fault_ = "its connection has closed";  // why it goes down; of the polling thread
 };
 

@@ -1,4 +1,6 @@
 // One peer: what is written, and what is read.
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -15,7 +17,8 @@ namespace {
 constexpr size_t kEagerLimit = size_t{16} << 10;
 constexpr size_t kFragment = size_t{256} << 10;
 constexpr size_t kBuffer = size_t{64} << 10;
-constexpr int kReadRounds = 16;  // of one connection before the others get their turn
+constexpr size_t kControl = 1024;  // bytes that say something about the transfers, and carry none
+constexpr int kReadRounds = 16;    // of one connection before the others get their turn
 
 const std::vector<uint8_t>& Zeros() {
   static const std::vector<uint8_t> zeros(kFragment);
@@ -106,8 +109,17 @@ void TcpLink::Stream(const Header& header, const std::vector<Span>& payload, uin
         skip = 0;
       }
     }
+    item.header.follows = f > 0 || UnderWay() ? 1 : 0;
     Push(conns_[(first + f) % conns_.size()].get(), std::move(item));
   }
+}
+
+bool TcpLink::UnderWay() const {
+  for (const auto& c : conns_) {
+    int unacknowledged = 0;
+    if (ioctl(c->fd, SIOCOUTQ, &unacknowledged) == 0 && unacknowledged > c->small) return true;
+  }
+  return false;
 }
 
 bool TcpLink::Write(Conn* c, std::vector<uint64_t>* sent) {
@@ -180,6 +192,41 @@ int TcpLink::Forget(const OpKey& key, int rank) {
   return released;
 }
 
+// From the socket, as much as there is room for; notes when it came.
+ssize_t TcpLink::ReadInto(Conn* c, iovec* to, size_t count) {
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(timespec))];
+  msghdr message{};
+  message.msg_iov = to;
+  message.msg_iovlen = count;
+  message.msg_control = control;
+  message.msg_controllen = sizeof(control);
+  ssize_t got = recvmsg(c->fd, &message, MSG_DONTWAIT);
+  if (got <= 0) return got;
+  size_t room = 0;
+  for (size_t i = 0; i < count; ++i) room += to[i].iov_len;
+  c->read += static_cast<size_t>(got);
+  c->dry = static_cast<size_t>(got) < room;
+  int64_t stamp_ns = 0;
+  const cmsghdr* note = CMSG_FIRSTHDR(&message);
+  if (note != nullptr && note->cmsg_level == SOL_SOCKET && note->cmsg_type == SCM_TIMESTAMPNS) {
+    timespec t;
+    memcpy(&t, CMSG_DATA(note), sizeof(t));
+    stamp_ns = int64_t{t.tv_sec} * 1000000000 + t.tv_nsec;
+  }
+  Sample(c, stamp_ns);
+  return got;
+}
+
+// Notes how much has come, for the times of payloads. The kernel may know when the last of what was read came (wall
+// clock), which is better than the time at which this process got to it.
+void TcpLink::Sample(Conn* c, int64_t stamp_ns) {
+  int queued = 0;
+  if (!c->dry && ioctl(c->fd, SIOCINQ, &queued) != 0) return;
+  int64_t came = NowNs();
+  if (stamp_ns != 0) came -= std::max<int64_t>(0, WallNs() - stamp_ns);
+  c->arrivals.Saw(&came_, came, c->read + static_cast<uint64_t>(queued));
+}
+
 // Reads into the buffer what the socket has, unless a payload is landing.
 bool TcpLink::Fill(Conn* c, bool* any, bool* drained) {
   if (c->begin == c->end) c->begin = c->end = 0;
@@ -190,7 +237,8 @@ bool TcpLink::Fill(Conn* c, bool* any, bool* drained) {
   }
   if (c->end == c->buffer.size()) c->buffer.resize(c->buffer.size() * 2);  // a long message; bounded by kMaxPayload
   size_t room = c->buffer.size() - c->end;
-  ssize_t got = recv(c->fd, c->buffer.data() + c->end, room, MSG_DONTWAIT);
+  iovec to{c->buffer.data() + c->end, room};
+  ssize_t got = ReadInto(c, &to, 1);
   if (got == 0) {
     c->ended = *drained = true;
     if (c->begin != c->end) fault_ = "its connection has closed in the middle of a message";
@@ -202,7 +250,7 @@ bool TcpLink::Fill(Conn* c, bool* any, bool* drained) {
     return errno == EAGAIN || errno == EWOULDBLOCK;
   }
   *any = true;
-  *drained = static_cast<size_t>(got) < room;
+  *drained = c->dry;
   c->end += static_cast<size_t>(got);
   return true;
 }
@@ -220,6 +268,7 @@ bool TcpLink::Parse(Conn* c, bool* any) {
     if (h.type == MessageType::kData) {
       std::vector<MutableSpan> target = sink->OnData(this, h);
       std::lock_guard<std::mutex> lock(c->read_mu);
+      if (!h.follows) c->arrivals.Gap(c->read - (c->end - c->begin));
       c->begin += sizeof(Header);
       c->header = h;
       c->landing = true;
@@ -244,15 +293,13 @@ bool TcpLink::Parse(Conn* c, bool* any) {
 ssize_t TcpLink::Receive(Conn* c) {
   if (c->discard) {
     c->begin = c->end = 0;
-    return recv(c->fd, c->buffer.data(), std::min(c->buffer.size(), c->landing_left), MSG_DONTWAIT);
+    iovec to{c->buffer.data(), std::min(c->buffer.size(), c->landing_left)};
+    return ReadInto(c, &to, 1);
   }
   iovec iov[64];
   size_t n = std::min<size_t>(64, c->target.size());
   for (size_t i = 0; i < n; ++i) iov[i] = {c->target[i].data, c->target[i].size};
-  msghdr message{};
-  message.msg_iov = iov;
-  message.msg_iovlen = n;
-  return recvmsg(c->fd, &message, MSG_DONTWAIT);
+  return ReadInto(c, iov, n);
 }
 
 void TcpLink::Landed(Conn* c, size_t bytes) {
@@ -271,6 +318,7 @@ bool TcpLink::Land(Conn* c, bool* any, bool* drained) {
   LinkSink* sink = transport_->sink_;
   bool done = false, report = false, ok = true;
   Header h;
+  Timed timed;
   {
     std::lock_guard<std::mutex> lock(c->read_mu);
     // First what the buffer holds already, then from the socket into place.
@@ -304,6 +352,8 @@ bool TcpLink::Land(Conn* c, bool* any, bool* drained) {
       done = true;
       report = !c->discard;
       h = c->header;
+      uint64_t end = c->read - (c->end - c->begin);
+      timed = c->arrivals.Of(end - h.payload, end);
       c->landing = false;
       c->target.clear();
     } else if (!ok && !c->discard) {
@@ -315,24 +365,24 @@ bool TcpLink::Land(Conn* c, bool* any, bool* drained) {
       c->target.clear();
     }
   }
-  if (report) sink->OnLanded(this, h);
+  if (report) sink->OnLanded(this, h, timed);
   return ok || done;
 }
 
 bool TcpLink::ReadSome(Conn* c, bool* any) {
   bool drained = false;
   for (int round = 0; round < kReadRounds && !drained; ++round) {
-    if (c->landing) {
-      if (!Land(c, any, &drained)) return false;
-    } else {
-      if (!Fill(c, any, &drained)) return false;
-    }
-    if (!Parse(c, any)) return false;
+    const Came before = came_;
+    const uint64_t read = c->read;
+    const bool landing = c->landing;
+    if (!(landing ? Land(c, any, &drained) : Fill(c, any, &drained)) || !Parse(c, any)) return false;
+    if (!landing && !c->landing && c->read - read < kControl) came_ = before;  // what no transfer had to wait for
     while (c->landing && c->end > c->begin) {
       bool blocked = false;
       if (!Land(c, any, &blocked) || !Parse(c, any)) return false;
       if (blocked) break;
     }
+    if (!c->landing) c->arrivals.Forget(c->read - (c->end - c->begin));
   }
   return true;
 }
