@@ -99,18 +99,23 @@ def search(
 ) -> tuple[float, list[Candidate]]:
     """(modelled time of `current`, candidates with the best first).
 
-    Begins with every program as it starts, with `current` and with `others`; the three most promising programs, and the
-    current one, are bettered by swaps of the ranks that the model blames.
+    Begins with every program as it starts and with its ranks put in the order of the groups that the belief knows, with
+    `current` and with `others`; the three most promising programs, and the current one, are bettered by swaps of the
+    ranks that the model blames.
     """
     scorer = Scorer(spec, belief, params)
-    pool = [current, spec.home, *others, *(Config(p.id, p.identity) for p in spec.programs)]
-    times = scorer.seconds(pool)
+    pool: list[tuple[Config, tuple[Swap, ...]]] = [(config, ()) for config in (current, spec.home, *others)]
+    pool += [(Config(p.id, p.identity), ()) for p in spec.programs]
+    groupings = dict.fromkeys(f.model.groups.labels for f in belief.fits if f.model.groups is not None)
+    ordered = [(p, *_in_groups(p, labels)) for labels in groupings for p in spec.programs]
+    pool += [(config, swaps) for p, config, swaps in ordered if is_valid(p.schedule, config.table)]
+    times = scorer.seconds([config for config, _ in pool])
     now = times[0]
     starts: dict[int, Candidate] = {}
-    for config, seconds in zip(pool, times, strict=True):
+    for (config, swaps), seconds in zip(pool, times, strict=True):
         best = starts.get(config.program)
         if best is None or seconds < best.seconds * (1 - 1e-6):
-            starts[config.program] = Candidate(config, (), seconds)
+            starts[config.program] = Candidate(config, swaps, seconds)
     hot = belief.best.model.hot_ranks(spec.host_of)
     found = list(starts.values())
     ranked = sorted(found, key=lambda c: c.seconds)[:3]
@@ -118,6 +123,22 @@ def search(
     for start in ranked if mine in ranked else [*ranked, mine]:
         found.append(_climb(spec, scorer, start, hot, params, rng))
     return now, sorted(found, key=lambda c: (c.seconds, len(c.swaps), c.config.program))
+
+
+def _in_groups(program: Program, labels: Sequence[int]) -> tuple[Config, tuple[Swap, ...]]:
+    """The program with the ranks of a group side by side, and the swaps that put them there.
+
+    Swap by swap the way may lead over tables that are no better: a ring whose racks take turns in pairs crosses the
+    link between them four times, and as often after any one swap.
+    """
+    table, swaps, at = program.identity, list[Swap](), list(range(len(labels)))
+    for place, rank in enumerate(sorted(at, key=lambda r: (labels[r], r))):
+        other = at[place]
+        if other != rank:
+            swaps.append(Swap(None, None, other, rank))
+            table = swaps[-1].apply(table)
+            at[at.index(rank)], at[place] = other, rank
+    return Config(program.id, table), tuple(swaps)
 
 
 def _climb(

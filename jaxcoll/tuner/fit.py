@@ -32,6 +32,9 @@ _RATES = (0.5, 0.65, 0.8, 1.2)
 _UPLINKS = (1.0, 1.5, 2.0, 3.0, 4.0)
 """How many times a slow flow's rate a link may carry: other flows cross it at the same time."""
 
+_REGROUPED = (0.7, 1.0, 1.4, 2.0)
+"""By what a link's rate may change when groups are joined or parted: more or fewer flows cross it."""
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Fit:
@@ -96,7 +99,7 @@ class Fitter:
             # Perhaps the transport shares out its connections in the other way; a quiet network can't tell.
             other = "edge" if _best(seen).model.connection == "pair" else "pair"
             seen += self._explain(self.evaluate([Model(_best(seen).model.rate, other)])[0])
-        return self._belief(seen)
+        return self._belief(seen + self._grouped_otherwise(_best(seen)))
 
     def _rate_factors(self, fit: Fit) -> list[float]:
         """Slower by a part, or as fast as the fastest flows say."""
@@ -267,6 +270,15 @@ class Fitter:
         ]
         models = [dataclasses.replace(base, groups=g) for g in groups]
         return [*models, base] if fit.model.groups else models
+
+    def _grouped_otherwise(self, fit: Fit) -> list[Fit]:
+        """The fit with other groups that the same evidence allows: they explain the batch alike, and promise others."""
+        groups = fit.model.groups
+        if groups is None:
+            return []
+        labels = [g for g in _groupings(len(self.host_of), groups.apart, groups.together) if g != groups.labels]
+        other = [dataclasses.replace(groups, labels=g, uplink=groups.uplink * f) for g in labels for f in _REGROUPED]
+        return self.evaluate([dataclasses.replace(fit.model, groups=g) for g in other]) if other else []
 
     def _evidence(self, clean: Fit, model: Model) -> tuple[frozenset[tuple[int, int]], frozenset[tuple[int, int]]]:
         """Pairs slow and pairs fast in this batch, and before it where this one says nothing."""

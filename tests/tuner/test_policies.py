@@ -126,8 +126,15 @@ def test_a_slow_outgoing_side_is_told_by_host_and_direction() -> None:
     assert mean > 1.3
 
 
-def test_racks_are_found_out_and_the_ring_is_put_in_order() -> None:
-    network = racks([[0, 1, 5, 7], [2, 3, 4, 6]], RATE, RATE / 2, alpha=1e-4)
+@pytest.mark.parametrize(
+    "groups",
+    [
+        pytest.param([[0, 1, 5, 7], [2, 3, 4, 6]], id="each swap betters it"),
+        pytest.param([[0, 1, 4, 5], [2, 3, 6, 7]], id="no single swap betters it"),
+    ],
+)
+def test_racks_are_found_out_and_the_ring_is_put_in_order(groups: list[list[int]]) -> None:
+    network = racks(groups, RATE, RATE / 2, alpha=1e-4)
     spec = all_reduce_set("ring", alone=True)
     run, _, _, _ = gains(spec, network)
     # Two crossings, one each way, is the least for a ring: it then runs at the thin link's rate.
