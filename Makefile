@@ -110,13 +110,14 @@ format: $(VENV)/.dev
 ctest = if [ -f $(1)/CTestTestfile.cmake ]; then cd $(1) && $(2) $(abspath $(BIN))/ctest --output-on-failure; fi
 
 # $(1): CMake's list of sanitizers, $(2): the runtime to preload into Python, $(3): options of that runtime. libstdc++ is
-# preloaded as well: the runtime looks for its throw function at start, and Python alone doesn't bring it.
+# preloaded as well: the runtime looks for its throw function at start, and Python alone doesn't bring it. What a runtime
+# writes before it ends the process would be lost in pytest's capture of file descriptors.
 define sanitized
 	$(call CONFIGURE,build/$@,-DCMAKE_BUILD_TYPE=RelWithDebInfo -DJAXCOLL_TESTS=ON -DJAXCOLL_SANITIZE=$(1))
 	$(BIN)/cmake --build build/$@ -j $(JOBS)
 	$(call ctest,build/$@,$(3))
 	$(3) LD_PRELOAD="$$($${CXX:-c++} -print-file-name=$(2)) $$($${CXX:-c++} -print-file-name=libstdc++.so)" JAXCOLL_LIBRARY=$(CURDIR)/build/$@/libjaxcoll.so \
-	  JAXCOLL_TEST_SANITIZER=$@ $(BIN)/python -m pytest tests/native tests/sanitize $(TESTS)
+	  JAXCOLL_TEST_SANITIZER=$@ $(BIN)/python -m pytest --capture=sys tests/native tests/sanitize $(TESTS)
 endef
 
 comma := ,

@@ -23,7 +23,8 @@ class NativeError(JaxcollError):
 
 
 def _header(library: Path) -> Path:
-    for folder in (library.parent, NATIVE_DIR, Path(__file__).parents[2] / "ffi" / "include" / "jaxcoll"):
+    # A build that JAXCOLL_LIBRARY names is of the clone's sources, which may be newer than what is installed.
+    for folder in (library.parent, Path(__file__).parents[2] / "ffi" / "include" / "jaxcoll", NATIVE_DIR):
         if (folder / "jaxcoll.h").is_file():
             return folder / "jaxcoll.h"
     raise UsageError(

@@ -303,7 +303,7 @@ void Execution::OnEager(Link* link, const Header& h, const void* payload) {
   if (s == nullptr) return Refuse(link, h);
   s->link = link;
   s->buffer.reset(new uint8_t[h.payload]);
-  memcpy(s->buffer.get(), payload, h.payload);
+  if (h.payload > 0) memcpy(s->buffer.get(), payload, h.payload);  // of nothing, also the address is null
   s->state = In::kHeld;
   Arrived(h.lane, i);
 }
