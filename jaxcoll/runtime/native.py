@@ -81,11 +81,12 @@ class Native:
             self.lib: Any = _Functions(self.ffi.dlopen(str(path), os.RTLD_NOW | os.RTLD_NODELETE), path)
         except OSError as error:
             raise UsageError(f"the native library {path} can't be loaded: {error}") from error
-        version = self.text(self.lib.jc_version())
-        if self.lib.jc_api_version() != API_VERSION or version != __version__:
+        theirs = f"{self.text(self.lib.jc_version())} (interface {self.lib.jc_api_version()})"
+        ours = f"{__version__} (interface {API_VERSION})"
+        if theirs != ours:
             raise UsageError(
-                f"the native library {path} is of version {version}, this package of {__version__}: two installations "
-                "are mixed. Remove one, or build the library again (`make native` in a clone)."
+                f"the native library {path} is of version {theirs}, this package of {ours}: two installations are "
+                "mixed, or the library wasn't built again. Remove one, or build it (`make native` in a clone)."
             )
         self.path = path
 

@@ -32,5 +32,9 @@ def test_a_library_that_lacks_a_function():
 
 def test_a_library_of_another_version(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(native, "__version__", "99.1")
-    with pytest.raises(UsageError, match=r"this package of 99\.1: two installations are mixed"):
+    with pytest.raises(UsageError, match=r"this package of 99\.1 \(interface \d+\): two installations are mixed"):
+        native.Native(OURS)
+    monkeypatch.undo()
+    monkeypatch.setattr(native, "API_VERSION", 99)
+    with pytest.raises(UsageError, match=r"\(interface \d+\), this package of .* \(interface 99\)"):
         native.Native(OURS)
