@@ -51,7 +51,7 @@ Team::Team(std::shared_ptr<const Api> api, Kernels* kernels, Monitor* monitor, O
     : api_(std::move(api)),
       kernels_(kernels),
       monitor_(monitor),
-      options_(options),
+      options_(std::move(options)),
       id_(id),
       name_(std::move(name)),
       ranks_(ranks) {}
