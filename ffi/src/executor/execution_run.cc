@@ -9,6 +9,8 @@ namespace {
 
 // Of a remote source per pass: the bounce buffers of a fan-in stay in the L2 cache.
 constexpr int64_t kBounceElements = 16 << 10;
+// Between them: sources a power of two apart would share the few ways of one set of the L1 cache.
+constexpr size_t kBounceGap = 5 * 64;
 constexpr size_t kAroundFrom = size_t{32} << 10;
 
 // Where byte `at` of a list of spans lies, and how many bytes follow it there.
@@ -38,6 +40,17 @@ std::vector<RemoteSpan> SubSpans(const RemoteSpan* spans, size_t count, size_t a
     size -= take;
   }
   return out;
+}
+
+// Memory of this thread for one pass: kept for the next, and touched only as far as it is used.
+uint8_t* Bounce(size_t bytes) {
+  static thread_local std::unique_ptr<uint8_t[]> buffer;
+  static thread_local size_t capacity = 0;
+  if (bytes > capacity) {
+    buffer.reset(new uint8_t[bytes]);
+    capacity = bytes;
+  }
+  return buffer.get();
 }
 
 Status TooShort() { return Status::Error("made an offer that is shorter than its transfer"); }
@@ -173,14 +186,16 @@ Status Execution::ReduceIn(uint32_t lane, const Node& node) {
   Range r = LaneOf(node.chunk, lane);
   if (r.size() == 0) return {};
   bool has_own = node.src.kind != SlotKind::kNone, remote = false;
+  size_t widest = 0;
   for (uint32_t k = 0; k < node.num_in; ++k) {
     const InState& s = in(lane, node.first_in + k);
     remote = remote || (s.state == In::kOffered && !s.direct);
+    widest = std::max(widest, WireSize(plan_.incoming[node.first_in + k].wide));
   }
-  static thread_local std::vector<uint8_t> bounce;
   static thread_local std::vector<Source> sources;
-  const int64_t block = remote ? kBounceElements : r.size();
-  if (remote) bounce.resize(static_cast<size_t>(block) * sizeof(double) * 2 * node.num_in);
+  const int64_t block = remote ? std::min(kBounceElements, r.size()) : r.size();
+  const size_t stride = static_cast<size_t>(block) * widest + kBounceGap;
+  uint8_t* const bounce = remote ? Bounce(stride * node.num_in) : nullptr;
   for (int64_t at = r.begin; at < r.end;) {
     int64_t m = std::min(block, r.end - at);
     uint8_t* dst = Locate(node.dst, node.chunk, at, &m);
@@ -199,7 +214,7 @@ Status Execution::ReduceIn(uint32_t lane, const Node& node) {
       } else if (s.direct) {
         sources.push_back({LocateSpan(s.spans(), s.num_spans(), offset, &left), wide});
       } else {
-        uint8_t* to = bounce.data() + static_cast<size_t>(block) * sizeof(double) * 2 * k;
+        uint8_t* to = bounce + stride * k;
         int64_t begin = NowNs();
         JC_RETURN_IF_ERROR(
             Unreadable(Fetch(s, offset, static_cast<size_t>(m) * WireSize(wide), to), node.first_in + k));

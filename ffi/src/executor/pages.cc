@@ -2,7 +2,9 @@
 #include "executor/pages.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <climits>
 #include <cstdint>
 
@@ -16,11 +18,16 @@ namespace {
 constexpr size_t kLargePagesFrom = size_t{4} << 20;
 constexpr uintptr_t kPage = 4096;
 
+// Where malloc's heap ended when it was last advised; 0: freed memory isn't kept.
+std::atomic<uintptr_t> heap_advised{0};
+
 void Advise(uintptr_t begin, uintptr_t end) {
   begin = (begin + kPage - 1) & ~(kPage - 1);
   end &= ~(kPage - 1);
   if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
 }
+
+uintptr_t HeapEnd() { return reinterpret_cast<uintptr_t>(sbrk(0)); }
 
 }  // namespace
 
@@ -28,9 +35,10 @@ void KeepFreedMemory() {
 #ifdef __GLIBC__
   constexpr int kOwnMappingFrom = 1 << 30;
   constexpr int kGrowBy = 64 << 20;
-  mallopt(M_MMAP_THRESHOLD, kOwnMappingFrom);
-  mallopt(M_TRIM_THRESHOLD, INT_MAX);
-  mallopt(M_TOP_PAD, kGrowBy);
+  // One after the other: setting any of them also ends glibc's own adjusting of the first.
+  if (heap_advised.load() == 0 && mallopt(M_MMAP_THRESHOLD, kOwnMappingFrom) == 1 &&
+      mallopt(M_TRIM_THRESHOLD, INT_MAX) == 1 && mallopt(M_TOP_PAD, kGrowBy) == 1)
+    heap_advised = HeapEnd();
 #endif
 }
 
@@ -40,6 +48,10 @@ void AdviseLargePages(const View& view, int blocks) {
     uintptr_t begin = reinterpret_cast<uintptr_t>(leaf.base);
     if (bytes >= kLargePagesFrom) Advise(begin, begin + bytes);
   }
+  uintptr_t advised = heap_advised.load(std::memory_order_relaxed);
+  if (advised == 0) return;
+  uintptr_t end = HeapEnd();
+  if (end > advised && heap_advised.compare_exchange_strong(advised, end)) Advise(advised, end);
 }
 
 }  // namespace jaxcoll

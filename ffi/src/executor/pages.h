@@ -11,8 +11,8 @@ namespace jaxcoll {
 // and take fresh pages from it for every call. For the whole process, and for good. Does nothing without glibc.
 void KeepFreedMemory();
 
-// Asks for large pages behind the results of `blocks` blocks a leaf that are large enough. A hint: where it fails
-// nothing is lost.
+// Asks for large pages behind the results of `blocks` blocks a leaf that are large enough, and, once freed memory is
+// kept, behind whatever malloc's heap has grown by. A hint: where it fails nothing is lost.
 void AdviseLargePages(const View& view, int blocks);
 
 }  // namespace jaxcoll
