@@ -18,8 +18,9 @@ from jaxcoll.testbed.scenarios import SCENARIOS, Reading, Result, Scenario
 BEGIN, END = "<!-- testbed: begin -->", "<!-- testbed: end -->"
 
 ABOUT = """Runs every scenario as a `jaxcoll testbed bench` of its own, keeps its results in DIR/NAME.json and its
-output in DIR/NAME.log, and writes the table of them all between the two `testbed` marks of a file. A scenario that
-fails is named in the table and in the exit status; the others go on. One whose results are there isn't run again."""
+output in DIR/NAME.log, and writes the table of them all between the two `testbed` marks of a file, where what it has
+no results of stays as it was. A scenario that fails is named in the table and in the exit status; the others go on. One
+whose results are there isn't run again."""
 
 # A scenario that takes so many times as long as reckoned is ended.
 _PATIENCE = 4.0
@@ -144,18 +145,39 @@ def _head(scenario: Scenario, data: dict[str, Any]) -> str:
     return f"| **{scenario.about}** | {facts} | | |"
 
 
-def make(scenarios: Sequence[Scenario], folder: Path, failed: dict[str, str], extra: str = "") -> str:
-    """The table, as Markdown, with the commands under it."""
+def _earlier(text: str) -> tuple[dict[str, list[str]], set[str]]:
+    """What a table made before holds: the lines of each scenario, by what it is about, and the commands."""
+    rows: dict[str, list[str]] = {}
+    block: list[str] = []
+    commands: set[str] = set()
+    for line in text[max(0, text.find(BEGIN)) : text.find(END)].splitlines():
+        if line.startswith("| **"):
+            block = rows.setdefault(line.split("**")[1], [])
+        if line.startswith("| "):
+            block.append(line)
+        elif line.startswith("    jaxcoll "):
+            commands.add(line)
+    return rows, commands
+
+
+def make(
+    scenarios: Sequence[Scenario], folder: Path, failed: dict[str, str], extra: str = "", earlier: str = ""
+) -> str:
+    """The table, as Markdown, with the commands under it. Scenarios without results are as in the text `earlier`."""
     lines = ["| scenario | reading | target | measured |", "|---|---|---|---|"]
+    rows_before, commands_before = _earlier(earlier)
     commands: list[str] = []
     for scenario in scenarios:
-        file = folder / f"{scenario.name}.json"
-        if scenario.name in failed or not file.exists():
+        file, line = folder / f"{scenario.name}.json", f"    {command(scenario, extra)}"
+        if scenario.name not in failed and file.exists():
+            data = json.loads(file.read_text())
+            lines += [_head(scenario, data), *map(str, read(scenario, data))]
+            commands.append(line)
+        elif scenario.name not in failed and scenario.about in rows_before:
+            lines += rows_before[scenario.about]
+            commands += [line] if line in commands_before else []
+        else:
             lines.append(f"| **{scenario.about}** | not measured: {failed.get(scenario.name, 'not run')} | | |")
-            continue
-        data = json.loads(file.read_text())
-        lines += [_head(scenario, data), *map(str, read(scenario, data))]
-        commands.append(f"    {command(scenario, extra)}")
     lines += ["", 'Ratios are of means over the placements; "this" is the variant named before the colon.', ""]
     return "\n".join([*lines, *commands])
 
@@ -175,9 +197,9 @@ def run(args: argparse.Namespace) -> int:
         put(args.write.read_text(), "")  # a file without marks is refused before an hour has passed
     args.json_dir.mkdir(parents=True, exist_ok=True)
     failed = {} if args.only_write else _run_all(scenarios, args.json_dir, args.again, args.extra)
-    table = make(scenarios, args.json_dir, failed, args.extra)
     if args.write is None:
-        print(table)
+        print(make(scenarios, args.json_dir, failed, args.extra))
     else:
-        args.write.write_text(put(args.write.read_text(), table))
+        text = args.write.read_text()
+        args.write.write_text(put(text, make(SCENARIOS, args.json_dir, failed, args.extra, text)))
     return 1 if failed else 0

@@ -58,6 +58,10 @@ def test_a_table_of_results_with_a_missing_one(tmp_path: Path):
     assert "<= 1.1 | 1.05, met |" in made
     assert "not measured: exit status 1: no luck" in made
     assert table.command(tree) in made
+    # What has no results stays as an earlier table says, with its command.
+    text = f"before\n{table.BEGIN}\n{made}\n{table.END}\nafter\n"
+    (tmp_path / "free-dual-tree-p2.json").unlink()
+    assert table.make([tree, ring], tmp_path, {}, earlier=text) == made
     assert table.command(ring) not in made
     text = f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n"
     assert table.put(text, made) == f"before\n{table.BEGIN}\n{made}\n{table.END}\nafter\n"
