@@ -14,7 +14,7 @@ from native.harness import Cluster, LogCollector, guarded
 from jaxcoll.runtime.native import NativeError
 from jaxcoll.schedule import Kind, build
 
-from .harness import NS, Gpu, on_threads, standin
+from .harness import NS, Gpu, clock, on_threads, standin
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -89,8 +89,8 @@ class Processes:
 
         `own`: each may have seen it by itself, with the place where it waits itself.
         """
-        until = time.monotonic() + AT_ONCE
-        while not all(self.failure(r) for r in ranks) and time.monotonic() < until:
+        until = clock().now() + AT_ONCE
+        while not all(self.failure(r) for r in ranks) and clock().now() < until:
             time.sleep(0.002)
         causes = {r: self.failure(r) for r in ranks}
         assert own or len(set(causes.values())) == 1, causes
@@ -127,9 +127,9 @@ def test_an_error_at_enqueue_in_one_process(processes: Processes):
         with pytest.raises(NativeError, match=f"rank 2.*{PLACE}.*ncclSend"):
             processes.enqueue(2, launch)
         processes.all_know(range(RANKS), f"rank 2.*{PLACE}.*ncclSend")
-        until = time.monotonic() + AT_ONCE  # a line follows its failure, on the thread that found it
+        until = clock().now() + AT_ONCE  # a line follows its failure, on the thread that found it
         while len(lines := [x for x in log.lines if "GPU side of" in x and "ncclSend" in x]) < RANKS:
-            assert time.monotonic() < until, log.lines
+            assert clock().now() < until, log.lines
             time.sleep(0.002)
         assert len(lines) == RANKS
     processes.join()
@@ -182,10 +182,10 @@ def test_a_process_that_fails_before_another_comes_to_join(processes: Processes)
 
     standin().lib.standin_fail(b"cudaStreamCreateWithFlags", 1, 719)
     assert "cudaStreamCreateWithFlags" in join(0)
-    begin = time.monotonic()
+    begin = clock().now()
     time.sleep(0.1)
     for rank in range(1, RANKS):
         assert "rank 0 of" in join(rank)
-    assert time.monotonic() - begin < AT_ONCE
+    assert clock().now() - begin < AT_ONCE
     processes.join()
     processes.run()
