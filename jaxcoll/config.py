@@ -204,6 +204,13 @@ class Config:
         "device (results of several come from several of malloc's arenas, which would each keep some), and malloc "
         "isn't set up by its own variables (MALLOC_..., GLIBC_TUNABLES).",
     )
+    gpu_layout: str = _setting(
+        "pairs",
+        _choice("pairs", "groups"),
+        "GPUs. pairs: a NCCL communicator for each pair of ranks that exchange data, so that every edge runs and is "
+        "timed by itself, and a new table is connected before it comes into force (the tuner needs both). groups: one "
+        "communicator, and one launch for all edges of a step. Alike in all processes.",
+    )
     gpu_inside: str = _setting(
         "nccl",
         _choice("nccl", "edges"),

@@ -21,7 +21,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from jaxcoll import config
 from jaxcoll.errors import JaxcollError
@@ -200,18 +200,47 @@ def _error_line(output: str) -> str:
 
 
 def check_gpu() -> Iterator[Finding]:
-    """CUDA and NCCL: versions and paths. Without an NVIDIA device nothing is needed."""
-    if not any(Path(p).exists() for p in ("/dev/nvidiactl", "/dev/dxg")):
+    """CUDA and NCCL: versions and paths, and how they are used. Without an NVIDIA device nothing is needed."""
+    plugin = any(importlib.util.find_spec(f"jax_cuda{major}_plugin") for major in (12, 13))
+    if not has_nvidia_device():
         yield Finding("info", "no NVIDIA GPU here: CUDA and NCCL are not looked for")
+        if plugin:
+            cure = "install NVIDIA's driver (does nvidia-smi work?); in a container: docker run --gpus all"
+            yield Finding("slow", "jax's CUDA plugin is installed, but there is no device for it", cure)
         return
-    from jaxcoll.runtime import gpu  # opens the native library
-
+    if not plugin:
+        cure = "pip install 'jaxcoll[cuda12]', or 'jaxcoll[cuda13]'"
+        yield Finding("slow", "there is an NVIDIA GPU, but no CUDA plugin of jax: programs run on the CPU", cure)
     try:
-        yield from (Finding("ok", line) for line in gpu.versions())
-        inside = "NCCL's own collectives" if config.current().gpu_inside == "nccl" else "edge by edge"
-        yield Finding("info", f"hierarchical schedules inside a host: {inside} (JAXCOLL_GPU_INSIDE)")
-    except JaxcollError as error:
-        yield Finding("bad", str(error), "pip install 'jaxcoll[cuda12]', or 'jaxcoll[cuda13]'")
+        with warnings.catch_warnings(action="ignore"):
+            settings = config.load(os.environ)
+    except JaxcollError:  # check_settings has said so, and the library doesn't start with them
+        yield Finding("info", "CUDA and NCCL are not looked for before the settings are right")
+        return
+    yield from check_gpu_libraries()
+    yield Finding("info", f"GPU layout {_gpu().layout(settings)}")
+    yield Finding("info", f"hierarchical schedules inside a host of GPUs: {_gpu().inside(settings)}")
+
+
+def check_gpu_libraries() -> Iterator[Finding]:
+    """A line for each library that is there, with its version and path; for each that isn't, what to do."""
+    try:
+        yield from (Finding("ok", line) for line in _gpu().versions())
+    except (JaxcollError, ImportError) as error:
+        for line in str(error).splitlines():
+            text, _, cure = line.partition(". Cure: ")
+            yield Finding("info" if text.startswith("found: ") else "bad", text, cure)
+
+
+def has_nvidia_device() -> bool:
+    """Whether the driver shows a device, to this container too."""
+    return any(Path(p).exists() for p in ("/dev/nvidiactl", "/dev/dxg"))
+
+
+def _gpu() -> Any:
+    from jaxcoll.runtime import gpu  # starts jax
+
+    return gpu
 
 
 CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (

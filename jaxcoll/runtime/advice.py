@@ -56,20 +56,26 @@ def explain(operation: str, nbytes: int | str, devices: Sequence[Any] | None = N
         mark = "->" if row is chosen else "  "
         says = f"  not usable: {row.reason}" if row.seconds is None else f"{row.seconds * 1e6:>12.1f} us"
         lines.append(f"{mark} {row.name:<20}{says}")
-    if gpu.present() and chosen.name == "hierarchical":
-        own = gpu.hosts(world, tuple(ids)) is not None
-        lines.append(
-            "inside a host: "
-            + ("NCCL's own collectives; JAXCOLL_GPU_INSIDE=edges: edge by edge" if own else "edge by edge")
-        )
     setting = config.current().schedule
     forced = setting.get(kind.label) or setting.get(config.EVERY_KIND)
+    if gpu.present():
+        lines += _on_gpus(world.settings, hosts, forced or chosen.name)
     lines.append(
         f"JAXCOLL_SCHEDULE asks for {forced}, which is used instead."
         if forced
         else "schedule= in the call, or JAXCOLL_SCHEDULE, takes another one."
     )
     return "\n".join(lines)
+
+
+def _on_gpus(settings: config.Config, hosts: Sequence[int], schedule: str) -> list[str]:
+    lines = [
+        "on GPUs: these times are of the hosts' own links and cores, not of NCCL's; they rank the schedules, no more",
+        f"layout {gpu.layout(settings)}",
+    ]
+    if schedule == "hierarchical":
+        lines.append(f"inside a host: {gpu.inside(settings, hosts)}")
+    return lines
 
 
 def _rate(beta: float) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from jaxcoll.errors import UsageError
 from jaxcoll.runtime.native import NativeError, load
 
 if TYPE_CHECKING:
+    from jaxcoll.config import Config
     from jaxcoll.runtime.world import World
 
 _UNIQUE_ID_BYTES = 128
@@ -60,6 +61,24 @@ def running() -> Any | None:
     return _handle
 
 
+def layout(settings: Config) -> str:
+    """How edges lie on NCCL, in words."""
+    if settings.gpu_layout == "groups":
+        return "groups: one NCCL communicator, one launch a step; its edges are timed together (JAXCOLL_GPU_LAYOUT)"
+    return "pairs: a NCCL communicator for each pair of ranks, every edge timed by itself (JAXCOLL_GPU_LAYOUT)"
+
+
+def inside(settings: Config, hosts: Sequence[int] | None = None) -> str:
+    """What the hierarchical schedule does inside a host, in words. hosts: of the ranks, where they are known."""
+    if settings.gpu_inside == "edges":
+        return "edge by edge (JAXCOLL_GPU_INSIDE=edges)"
+    if hosts is not None and len(set(hosts)) == 1:
+        return "edge by edge (all ranks are on one host)"
+    if hosts is not None and len(set(hosts)) == len(hosts):
+        return "nothing (no two ranks share a host)"
+    return "NCCL's own ReduceScatter and AllGather (JAXCOLL_GPU_INSIDE=edges: edge by edge)"
+
+
 def versions() -> list[str]:
     """A line for each library: its version and path. Raises UsageError where one is missing."""
     return load().text(load().lib.jc_gpu_versions(opened())).splitlines()
@@ -93,8 +112,8 @@ def _join(world: World, group: tuple[int, ...]) -> None:
     options = native.ffi.new(
         "jc_gpu_options*",
         {
-            "timeout_ns": int(settings.timeout * 1e9), "pairs": 1, "record": int(settings.record),
-            "max_streams": _MAX_STREAMS, "max_ctas": 0, "hosts": numbers,
+            "timeout_ns": int(settings.timeout * 1e9), "pairs": int(settings.gpu_layout == "pairs"),
+            "record": int(settings.record), "max_streams": _MAX_STREAMS, "max_ctas": 0, "hosts": numbers,
         },
     )  # fmt: skip
     unique = _unique_id(world, group, f"nccl/{number:x}/{_generations[number]}")

@@ -85,8 +85,55 @@ def test_what_is_missing_is_named_with_the_cure(tmp_path: Path):
     make(tmp_path, {"one": "libcudart.so.12 libcuda.so.1 libnvrtc.so.12"})
     found, text = opened([str(tmp_path / "one")])
     assert not found
-    assert text.startswith(f"NCCL was not found; looked for {tmp_path}/one/libnccl.so.2, libnccl.so.2, /usr/local/cuda")
-    assert text.endswith("Cure: pip install nvidia-nccl-cu12 (or nvidia-nccl-cu13), 2.18 or newer")
+    missing, there = text.splitlines()
+    assert missing.startswith(
+        f"NCCL was not found; looked for {tmp_path}/one/libnccl.so.2, libnccl.so.2, /usr/local/cuda"
+    )
+    assert missing.endswith("Cure: pip install nvidia-nccl-cu12 (or nvidia-nccl-cu13), 2.18 or newer")
+    one = tmp_path / "one"
+    assert there == (
+        f"found: the CUDA runtime {one}/libcudart.so.12, the CUDA driver {one}/libcuda.so.1, NVRTC {one}/libnvrtc.so.12"
+    )
+
+
+def test_all_that_is_missing_is_named_at_once(tmp_path: Path):
+    make(tmp_path, {"one": "libcudart.so.12 libnvrtc.so.12"})
+    found, text = opened([str(tmp_path / "one")])
+    assert not found
+    driver, nccl, _ = text.splitlines()
+    assert driver.startswith("the CUDA driver was not found")
+    assert driver.endswith("Cure: install NVIDIA's driver; in a container: docker run --gpus all")
+    assert nccl.startswith("NCCL was not found")
+
+
+def test_a_library_that_does_not_load_is_told_apart_from_one_that_is_missing(tmp_path: Path):
+    make(tmp_path, {"one": "libcudart.so.12 libcuda.so.1 libnvrtc.so.12"})
+    broken = tmp_path / "one" / "libnccl.so.2"
+    broken.write_text("half a download")
+    found, text = opened([str(tmp_path / "one")])
+    assert not found
+    assert f"{broken} (it is there, but: {broken}: file too short)" in text
+
+
+def test_a_driver_that_is_too_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    make(tmp_path, {"one": "libcudart.so.13 libcuda.so.1 libnvrtc.so.13 libnccl.so.2"})
+    monkeypatch.setenv("JAXCOLL_STANDIN_DRIVER", "12080")
+    found, text = opened([str(tmp_path / "one")], 13000)
+    assert not found
+    assert "libcuda.so.1 is a driver for CUDA 12.8, too old for the CUDA runtime 13.0 of " in text
+    assert text.endswith("Cure: install a newer NVIDIA driver, or pip install 'jaxcoll[cuda12]'")
+    monkeypatch.setenv("JAXCOLL_STANDIN_DRIVER", "13000")  # older than 13.9, but of its major version
+    assert opened([str(tmp_path / "one")], 13090)[0]
+
+
+@pytest.mark.parametrize(("layout", "cuda"), [(CU12, 12090), (CU13, 13000)], ids=["cu12", "cu13"])
+def test_an_nccl_that_is_too_old(layout: dict[str, str], cuda: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    make(tmp_path, {**layout, **DRIVER})
+    monkeypatch.setenv("JAXCOLL_STANDIN_NCCL", "21703")
+    found, text = opened([*wheels(tmp_path, monkeypatch), str(tmp_path / "driver")], cuda)
+    assert not found
+    assert "libnccl.so.2 is NCCL 2.17.3; jaxcoll needs 2.18 or newer" in text
+    assert text.endswith(f"Cure: pip install --upgrade nvidia-nccl-cu{cuda // 1000}")
 
 
 def test_a_library_that_is_too_old_lacks_functions(tmp_path: Path):
@@ -96,3 +143,5 @@ def test_a_library_that_is_too_old_lacks_functions(tmp_path: Path):
     assert not found
     assert "they lack ncclGetVersion, " in text
     assert "ncclReduceScatter, ncclAllGather" in text
+    assert "Cure: pip install --upgrade 'jaxcoll[cuda12]'" in text
+    assert f"NCCL {tmp_path}/one/libnccl.so.2" in text.splitlines()[-1]

@@ -1,6 +1,8 @@
 #include "gpu/api.h"
 
 #include <dlfcn.h>
+#include <link.h>
+#include <unistd.h>
 
 #include <climits>
 #include <cstring>
@@ -30,9 +32,20 @@ constexpr LibraryRow kLibraries[kNumLibraries] = {
 constexpr const char* kSystemFolders[] = {"", "/usr/local/cuda/lib64", "/usr/lib/x86_64-linux-gnu",
                                           "/usr/lib/aarch64-linux-gnu"};
 
+std::string CudaVersion(int v) { return Format("%d.%d", v / 1000, v % 1000 / 10); }
+std::string NcclVersion(int v) {
+  return v < 10000 ? Format("%d.%d.%d", v / 1000, v % 1000 / 100, v % 100)  // up to 2.8
+                   : Format("%d.%d.%d", v / 10000, v % 10000 / 100, v % 100);
+}
+
 std::string PathOf(void* symbol) {
   Dl_info info;
   return dladdr(symbol, &info) != 0 && info.dli_fname != nullptr ? info.dli_fname : "?";
+}
+
+std::string PathOfLibrary(void* handle) {
+  link_map* map = nullptr;
+  return dlinfo(handle, RTLD_DI_LINKMAP, static_cast<void*>(&map)) == 0 && map != nullptr ? map->l_name : "?";
 }
 
 // What the process holds already wins: a second runtime or NCCL beside jaxlib's own would know nothing of its streams.
@@ -55,11 +68,16 @@ void* OpenOne(const LibraryRow& row, const ApiOptions& options, int major, std::
       if (!folder.empty()) path += '/';
       path += name;
       if (void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL)) return handle;
+      const char* why = dlerror();
       if (!tried->empty()) *tried += ", ";
       *tried += path;
+      if (!folder.empty() && access(path.c_str(), F_OK) == 0) *tried += Format(" (it is there, but: %s)", why);
     }
   return nullptr;
 }
+
+// The wheels to install where something is too old: of the runtime's major version.
+int WheelsFor(int runtime_version) { return runtime_version >= 13000 ? 13 : 12; }
 
 Status Versions(Api* api) {
   JC_NCCL(*api, ncclGetVersion(&api->nccl_version));
@@ -69,8 +87,16 @@ Status Versions(Api* api) {
   if (api->nvrtcVersion(&major, &minor) != 0) return Status::Error("nvrtcVersion failed");
   api->nvrtc_version = major * 1000 + minor * 10;
   if (api->nccl_version < kOldestNccl)
-    return Status::Error(Format("%s is NCCL %d; jaxcoll needs 2.18 or newer: pip install --upgrade nvidia-nccl-cu12",
-                                api->paths[kNccl].c_str(), api->nccl_version));
+    return Status::Error(
+        Format("%s is NCCL %s; jaxcoll needs 2.18 or newer. Cure: pip install --upgrade nvidia-nccl-cu%d",
+               api->paths[kNccl].c_str(), NcclVersion(api->nccl_version).c_str(), WheelsFor(api->runtime_version)));
+  // Within a major version an older driver will do.
+  if (api->driver_version / 1000 < api->runtime_version / 1000)
+    return Status::Error(Format(
+        "%s is a driver for CUDA %s, too old for the CUDA runtime %s of %s. Cure: install a newer NVIDIA driver%s",
+        api->paths[kDriver].c_str(), CudaVersion(api->driver_version).c_str(),
+        CudaVersion(api->runtime_version).c_str(), api->paths[kCudart].c_str(),
+        api->driver_version >= 12000 ? ", or pip install 'jaxcoll[cuda12]'" : ""));
   return {};
 }
 
@@ -93,6 +119,7 @@ Status Api::Open(const ApiOptions& options, std::shared_ptr<const Api>* out) {
   auto api = std::make_shared<Api>();
   void* handles[kNumLibraries] = {};
   int major = 0;
+  std::string faults, found;
   for (int i = 0; i < kNumLibraries; ++i) {
     const LibraryRow& row = kLibraries[i];
     if (!options.library.empty()) {
@@ -103,8 +130,11 @@ Status Api::Open(const ApiOptions& options, std::shared_ptr<const Api>* out) {
     }
     std::string tried;
     handles[i] = OpenOne(row, options, i == kNvrtc ? major : 0, &tried);
-    if (handles[i] == nullptr)
-      return Status::Error(Format("%s was not found; looked for %s. Cure: %s", row.what, tried.c_str(), row.cure));
+    if (handles[i] == nullptr) {
+      faults += Format("%s was not found; looked for %s. Cure: %s\n", row.what, tried.c_str(), row.cure);
+      continue;
+    }
+    found += Format("%s%s %s", found.empty() ? "found: " : ", ", row.what, PathOfLibrary(handles[i]).c_str());
     if (i == kCudart) {
       // NVRTC must be of the runtime's major version.
       auto version = reinterpret_cast<int (*)(int*)>(dlsym(handles[i], "cudaRuntimeGetVersion"));
@@ -112,6 +142,8 @@ Status Api::Open(const ApiOptions& options, std::shared_ptr<const Api>* out) {
       if (version != nullptr && version(&v) == 0) major = v / 1000;
     }
   }
+  // All of them at once: whoever installs one needn't come back for the next.
+  if (!faults.empty()) return Status::Error(faults + (found.empty() ? "found: none of them" : found));
   std::string missing;
   auto find = [&](Library library, const char* name) {
     void* symbol = dlsym(handles[library], name);
@@ -128,19 +160,19 @@ Status Api::Open(const ApiOptions& options, std::shared_ptr<const Api>* out) {
   JAXCOLL_GPU_FIND(kNccl, ncclGetLastError, )
 #undef JAXCOLL_GPU_FIND
   if (!missing.empty())
-    return Status::Error("the CUDA libraries are too old, they lack " + missing +
-                         ". Cure: pip install --upgrade 'jaxcoll[cuda12]'");
+    return Status::Error(
+        Format("the CUDA libraries are too old, they lack %s. Cure: pip install --upgrade "
+               "'jaxcoll[cuda%d]'%s%s",
+               missing.c_str(), WheelsFor(major * 1000), found.empty() ? "" : "\n", found.c_str()));
   JC_RETURN_IF_ERROR(Versions(api.get()));
   *out = std::move(api);
   return {};
 }
 
 std::string Api::Describe() const {
-  auto version = [](int v) { return Format("%d.%d", v / 1000, v % 1000 / 10); };
-  return "CUDA runtime " + version(runtime_version) + "  " + paths[kCudart] + "\nCUDA driver " +
-         version(driver_version) + "  " + paths[kDriver] + "\nNVRTC " + version(nvrtc_version) + "  " + paths[kNvrtc] +
-         Format("\nNCCL %d.%d.%d  ", nccl_version / 10000, nccl_version % 10000 / 100, nccl_version % 100) +
-         paths[kNccl];
+  return "CUDA runtime " + CudaVersion(runtime_version) + "  " + paths[kCudart] + "\nCUDA driver " +
+         CudaVersion(driver_version) + "  " + paths[kDriver] + "\nNVRTC " + CudaVersion(nvrtc_version) + "  " +
+         paths[kNvrtc] + "\nNCCL " + NcclVersion(nccl_version) + "  " + paths[kNccl];
 }
 
 Status Api::Cuda(int code, const char* call) const {

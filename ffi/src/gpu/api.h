@@ -50,7 +50,6 @@ Config MakeConfig(int nccl_version);
 #define JAXCOLL_GPU_FUNCTIONS(X)                                                                                 \
   X(kCudart, cudaRuntimeGetVersion, (int*))                                                                      \
   X(kCudart, cudaDriverGetVersion, (int*))                                                                       \
-  X(kCudart, cudaGetDeviceCount, (int*))                                                                         \
   X(kCudart, cudaGetDevice, (int*))                                                                              \
   X(kCudart, cudaSetDevice, (int))                                                                               \
   X(kCudart, cudaDeviceGetAttribute, (int*, int, int))                                                           \
@@ -101,7 +100,8 @@ struct ApiOptions {
 };
 
 struct Api {
-  // Fails with what was looked for and where, and what to install.
+  // Fails with a line for each library that is missing or too old, "...: what was looked for, where. Cure: what to
+  // do", and a last one, "found: ...", with the paths of the others.
   static Status Open(const ApiOptions& options, std::shared_ptr<const Api>* out);
 
 #define JAXCOLL_GPU_DECLARE(library, name, args) int(*name) args = nullptr;

@@ -210,7 +210,8 @@ void Monitor::AddRecords(const InFlight& e) {
     r.step = edge.step;
     r.src = static_cast<uint16_t>(t.send ? e.rank : t.peer);
     r.dst = static_cast<uint16_t>(t.send ? t.peer : e.rank);
-    r.side = static_cast<uint8_t>(kUnsplit | (t.together ? kTogether : 0) | (t.send ? 1 : 0));
+    bool together = t.together || !e.team->options().pairs;  // a group's edges end together
+    r.side = static_cast<uint8_t>(kUnsplit | (together ? kTogether : 0) | (t.send ? 1 : 0));
     r.bytes = e.bytes[i];
     float ms = 0, since = 0;
     bool known = api_->cudaEventElapsedTime(&since, e.at(InFlight::kBegin), e.at(e.before(0, t.mark))) == 0;
