@@ -37,7 +37,9 @@ int64_t standin_stuck(char* out, int64_t size);
 void standin_break(int device);
 void standin_delay(int from, int to, int64_t ns);
 int64_t standin_communicators(void);
+int64_t standin_left(char* out, int64_t size);
 void* standin_stream(int device);
+void standin_stream_end(void* stream);
 """
 
 
@@ -83,16 +85,25 @@ class Standin:
         call(out, 1 << 16)
         return self.ffi.string(out).decode()  # type: ignore[union-attr]
 
+    def _counts(self, call: Any) -> dict[str, int]:
+        return {name: int(count) for name, count in (line.split() for line in self._text(call).splitlines())}
+
     def calls(self) -> dict[str, int]:
         """How often each function was called since the last reset or injection."""
-        lines = self._text(self.lib.standin_all_calls).splitlines()
-        return {name: int(count) for name, count in (line.split() for line in lines)}
+        return self._counts(self.lib.standin_all_calls)
 
     def breaches(self) -> str:
         return self._text(self.lib.standin_breaches)
 
     def stuck(self) -> str:
         return self._text(self.lib.standin_stuck)
+
+    def left(self) -> dict[str, int]:
+        """The communicators, streams, events and blocks of memory that are there once the streams are through."""
+        until = clock().now() + LIMIT_S
+        while self.stuck() and clock().now() < until:
+            time.sleep(0.0005)
+        return self._counts(self.lib.standin_left)
 
     def stream(self, device: int) -> Any:
         """A stream of a rank's program, on which its collectives are enqueued."""
@@ -228,12 +239,18 @@ class Team:
         if self.handle is not None:
             self.native.lib.jc_gpu_leave(self.handle)
             self.handle = None
+            for stream in self.streams:
+                standin().lib.standin_stream_end(stream)
 
 
 class Gpu:
-    """The GPU side of the library, opened on the stand-in. Leaving the block checks that no rule of use was broken."""
+    """The GPU side of the library, opened on the stand-in.
 
-    def __init__(self, seed: int = 1) -> None:
+    Leaving the block checks that no rule of use was broken and nothing was left behind, but one of the kind `leaves`.
+    """
+
+    def __init__(self, seed: int = 1, leaves: str = "") -> None:
+        self.leaves = leaves
         self.native: Native = load()
         self.seed = seed
         self.teams: list[Team] = []
@@ -241,6 +258,7 @@ class Gpu:
 
     def __enter__(self) -> Gpu:
         standin().lib.standin_reset(self.seed)
+        self.before = standin().left()
         ffi = self.native.ffi
         self.handle = self.native.lib.jc_gpu_open(str(standin().path).encode(), ffi.new("char*[]", 0), 0)
         if self.handle == ffi.NULL:
@@ -263,11 +281,13 @@ class Gpu:
         for team in self.teams:
             team.leave()
         self.native.lib.jc_gpu_close(self.handle)
-        breaches = standin().breaches()
         standin().lib.standin_delay(0, 0, 0)
+        breaches, left = standin().breaches(), standin().left()
         standin().lib.standin_reset(self.seed)
         if kind is None:
             assert not breaches, breaches
+            more = {name: count - self.before[name] for name, count in left.items() if count != self.before[name]}
+            assert more in ({}, {self.leaves: 1}), f"left behind: {more}"
 
 
 def on_threads(calls: Sequence[Any]) -> list[BaseException]:

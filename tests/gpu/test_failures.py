@@ -31,6 +31,14 @@ SILENT = {
     "cudaStreamDestroy", "cudaEventDestroy", "ncclCommDestroy", "ncclCommAbort", "cudaEventElapsedTime",
 }  # fmt: skip
 
+# What fails to end something leaves it behind; and where the main stream can't be made to wait, nobody knows when the
+# execution's memory may be freed.
+LEAVES = {
+    "cudaStreamDestroy": "streams", "cudaEventDestroy": "events", "ncclCommDestroy": "communicators",
+    "ncclCommAbort": "communicators", "cudaFreeAsync": "blocks", "cudaEventRecord": "blocks",
+    "cudaStreamWaitEvent": "blocks",
+}  # fmt: skip
+
 
 def execute(gpu: Gpu, layout: str) -> None:
     """A team, a program, two executions: the path that is made to fail."""
@@ -61,7 +69,7 @@ def code_of(function: str) -> int:
 
 def fail_once(function: str, nth: int, layout: str) -> str:
     """What came of the n-th call failing: the message, or nothing where all went well."""
-    with Gpu(seed=nth) as gpu:
+    with Gpu(seed=nth, leaves=LEAVES.get(function, "")) as gpu:
         standin().lib.standin_fail(function.encode(), nth, code_of(function))
         begin = clock().now()
         message = ""
@@ -98,7 +106,7 @@ def again(gpu: Gpu, layout: str) -> None:
     execute(gpu, layout)
 
 
-@pytest.mark.timeout(1800)  # --full; what hangs is found sooner, by the harness
+@pytest.mark.timeout(1800)  # --full, on a machine that may stop us; what hangs is found sooner, by the harness
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_each_call_fails_once(layout: str, request: pytest.FixtureRequest):
     full = bool(request.config.getoption("--full"))
@@ -206,7 +214,7 @@ def test_ranks_that_disagree():
 
 
 def test_old_and_new_versions_of_nccl(monkeypatch: pytest.MonkeyPatch):
-    for version in (21800, 22305, 22707, 23203):
+    for version in (21800, *(20003 + 100 * minor for minor in range(18, 33))):
         monkeypatch.setenv("JAXCOLL_STANDIN_NCCL", str(version))
         with Gpu() as gpu:
             execute(gpu, "pairs")

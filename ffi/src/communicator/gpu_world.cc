@@ -13,6 +13,7 @@ namespace {
 
 constexpr int kDeviceToDevice = 3;
 constexpr size_t kFailuresKept = 256;
+constexpr auto kVerdictGrace = std::chrono::seconds(5);
 
 // Equal in all processes of a communicator, and another one each time that it is made anew.
 int64_t Generation(const gpu::UniqueId& id) {
@@ -159,7 +160,8 @@ Status World::ExecuteGpu(Call call, gpu::Stream stream, const gpu::Team::Allocat
   if (request.input.block_elements == 0) return {};  // NCCL has no message of nothing
   if (prepared.team == nullptr)
     return Status::Error(Format("the GPUs of %s have not joined; call jaxcoll.init()", request.group->name.c_str()));
-  // A proposed table that covers this execution: its verdict is the host's to give, and Expire() ends the wait.
+  // A proposed table that covers this execution: its verdict is the host's to give, and Expire() ends the wait; or the
+  // deadline does, where the world has stopped meanwhile.
   struct Verdict {
     std::mutex mu;
     std::condition_variable cv;
@@ -176,7 +178,8 @@ Status World::ExecuteGpu(Call call, gpu::Stream stream, const gpu::Team::Allocat
   request.plan = prepared.set->Resolve(call.site, {call.launch, request.key.index}, request.rank, prepared.wide, give);
   if (request.plan == nullptr) {
     std::unique_lock<std::mutex> lock(verdict->mu);
-    verdict->cv.wait(lock, [&] { return verdict->given; });
+    auto limit = std::chrono::nanoseconds(options_.timeout_ns) + kVerdictGrace;
+    verdict->cv.wait_for(lock, limit, [&] { return verdict->given; });
     request.plan = verdict->plan;
   }
   if (request.plan == nullptr) return Status::Error(NoVerdict(request));

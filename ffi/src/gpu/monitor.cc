@@ -82,10 +82,26 @@ void Monitor::Loop() {
       if (stopping_) return;
     }
     std::lock_guard<std::mutex> round(round_mu_);
+    TakeDevice();
     int64_t now = NowNs();
     CheckExecutions(now);
     CheckTeams(now);
   }
+}
+
+void Monitor::TakeDevice() {
+  if (has_device_) return;
+  Team* team = nullptr;
+  {
+    std::lock_guard<std::mutex> lock(mu_);
+    auto it = std::find_if(teams_.begin(), teams_.end(), [](Team* t) { return !t->failed(); });
+    if (it != teams_.end()) team = *it;
+  }
+  if (team == nullptr) return;
+  Status status = api_->Cuda(api_->cudaSetDevice(team->device()), "cudaSetDevice");
+  has_device_ = status.ok();
+  if (!status.ok())
+    team->Fail(Format("device %d of %s: %s", team->device(), team->name().c_str(), status.message().c_str()));
 }
 
 void Monitor::CheckExecutions(int64_t now) {

@@ -36,6 +36,8 @@ class Monitor {
 
  private:
   void Loop();
+  // The thread's device is one of ours: on device 0, its default, CUDA would make a context that nobody else needs.
+  void TakeDevice();
   void CheckExecutions(int64_t now);
   void CheckTeams(int64_t now);
   bool Over(InFlight* e, int64_t now, Status* status);
@@ -56,6 +58,7 @@ class Monitor {
   std::list<InFlight> under_way_;
   std::atomic<uint32_t> record_stride_{1};
   bool woken_ = false, stopping_ = false;
+  bool has_device_ = false;
   int64_t polled_ns_ = 0;
   std::thread thread_;
 };

@@ -15,13 +15,20 @@ constexpr unsigned kUntimedEvent = 2;       // cudaEventDisableTiming
 constexpr size_t kPlansKept = 256;
 constexpr timespec kSettlePause = {0, 50000};
 
+Status UseDevice(const Api& api, int device, int* before) {
+  JC_CUDA(api, cudaGetDevice(before));
+  if (*before != device) JC_CUDA(api, cudaSetDevice(device));
+  return {};
+}
+
+// For tidying up on a thread that may be XLA's or the user's: its device is the one before again at the end.
 class DeviceScope {
  public:
-  DeviceScope(const Api& api, int device) : api_(api), device_(device) {}
-  Status Enter() {
-    JC_CUDA(api_, cudaGetDevice(&before_));
-    if (before_ != device_) JC_CUDA(api_, cudaSetDevice(device_));
-    return {};
+  DeviceScope(const Api& api, int device) : api_(api), device_(device) { (void)UseDevice(api, device, &before_); }
+  DeviceScope(const DeviceScope&) = delete;
+  DeviceScope& operator=(const DeviceScope&) = delete;
+  ~DeviceScope() {
+    if (before_ >= 0 && before_ != device_) (void)api_.cudaSetDevice(before_);
   }
 
  private:
@@ -57,6 +64,8 @@ Team::Team(std::shared_ptr<const Api> api, Kernels* kernels, Monitor* monitor, O
       ranks_(ranks) {}
 
 Team::~Team() {
+  if (members_.empty()) return;  // has never joined
+  DeviceScope scope(*api_, device());
   monitor_->Remove(this);
   if (failed() || under_way != 0) AbortAll();  // NCCL refuses to destroy what transfers still use
   for (auto& m : members_) DestroyMember(m.get());
@@ -98,8 +107,8 @@ Status Team::OnAll(const std::function<Status(Member*)>& f) {
   for (size_t i = 0; i < members_.size(); ++i)
     threads.emplace_back([this, &f, &results, i] {
       Member* m = members_[i].get();
-      DeviceScope scope(*api_, m->device);
-      results[i] = scope.Enter();
+      int before = -1;  // of a thread that ends here: nobody wants it back
+      results[i] = UseDevice(*api_, m->device, &before);
       if (results[i].ok()) results[i] = f(m);
       // At once: the other threads may wait for this rank.
       if (!results[i].ok()) Fail(Format("rank %d of %s: %s", m->rank, name_.c_str(), results[i].message().c_str()));
@@ -357,7 +366,6 @@ void Team::AbortAll() {
 // Children before the control communicator that they were cut from. A time-out or a failure has aborted them already.
 void Team::DestroyMember(Member* m) {
   DeviceScope scope(*api_, m->device);
-  (void)scope.Enter();
   for (auto [pair, comm] : m->pairs)
     if (comm != nullptr) (void)api_->ncclCommDestroy(comm);
   for (Comm comm : {m->inside, m->data, m->control})

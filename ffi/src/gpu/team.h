@@ -126,7 +126,8 @@ class Team {
   const std::string& name() const { return name_; }
   uint64_t id() const { return id_; }
   Member* member(int rank);
-  std::atomic<int> under_way{0};  // executions enqueued and not known to be over
+  int device() const { return members_.front()->device; }  // of one of the local ranks
+  std::atomic<int> under_way{0};                           // executions enqueued and not known to be over
 
  private:
   friend class Enqueuer;

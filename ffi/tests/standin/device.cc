@@ -46,6 +46,20 @@ std::string Device::AllCalls() {
   return out;
 }
 
+// Forgets what has been destroyed: else every round would go through it, more and more slowly.
+template <typename T>
+void DropDestroyed(std::unordered_set<T*>* all) {
+  for (auto it = all->begin(); it != all->end();) {
+    T* one = *it;
+    if (!one->destroyed) {
+      ++it;
+      continue;
+    }
+    it = all->erase(it);
+    delete one;
+  }
+}
+
 // Work that waits for ever (of an aborted test) is dropped with its streams.
 void Device::Reset(uint64_t seed) {
   std::lock_guard<std::mutex> lock(mu);
@@ -55,6 +69,8 @@ void Device::Reset(uint64_t seed) {
   breaches_.clear();
   default_stream_.queue.clear();
   for (StreamState* s : streams) s->queue.clear();
+  DropDestroyed(&streams);
+  DropDestroyed(&events);
   for (const auto& [at, block] : memory_) free(reinterpret_cast<void*>(at));
   memory_.clear();
 }
@@ -127,6 +143,11 @@ void Device::Free(void* p, const char* what) {
   memset(p, 0xDD, it->second.bytes);
 }
 
+size_t Device::Allocated() {
+  return static_cast<size_t>(
+      std::count_if(memory_.begin(), memory_.end(), [](const auto& at) { return !at.second.freed; }));
+}
+
 bool Device::Round() {
   bool moved = false;
   for (auto& poll : pollers) moved = poll() || moved;
@@ -164,15 +185,7 @@ void Device::Loop() {
   }
 }
 
-}  // namespace standin
-
-extern "C" {
-
-void standin_reset(uint64_t seed) { standin::Device::Get().Reset(seed); }
-void standin_fail(const char* function, int64_t nth, int code) { standin::Device::Get().Fail(function, nth, code); }
-int64_t standin_calls(const char* function) { return standin::Device::Get().Calls(function); }
-
-static int64_t Copy(const std::string& text, char* out, int64_t size) {
+int64_t CopyText(const std::string& text, char* out, int64_t size) {
   if (size > 0) {
     auto n = std::min<size_t>(text.size(), static_cast<size_t>(size - 1));
     memcpy(out, text.data(), n);
@@ -181,18 +194,35 @@ static int64_t Copy(const std::string& text, char* out, int64_t size) {
   return static_cast<int64_t>(text.size());
 }
 
-// A stream of the caller's own, neither counted nor failed.
+}  // namespace standin
+
+using standin::CopyText;
+using standin::Device;
+
+extern "C" {
+
+void standin_reset(uint64_t seed) { standin::Device::Get().Reset(seed); }
+void standin_fail(const char* function, int64_t nth, int code) { standin::Device::Get().Fail(function, nth, code); }
+int64_t standin_calls(const char* function) { return standin::Device::Get().Calls(function); }
+
+// A stream of the caller's own, neither counted nor failed; what it holds still runs after its end.
 void* standin_stream(int device) {
   standin::Device& d = standin::Device::Get();
   auto* s = new standin::StreamState;
   s->device = device;
+  s->test = true;
   std::lock_guard<std::mutex> lock(d.mu);
   d.streams.insert(s);
   return s;
 }
 
-int64_t standin_all_calls(char* out, int64_t size) { return Copy(standin::Device::Get().AllCalls(), out, size); }
-int64_t standin_breaches(char* out, int64_t size) { return Copy(standin::Device::Get().Breaches(), out, size); }
-int64_t standin_stuck(char* out, int64_t size) { return Copy(standin::Device::Get().Stuck(), out, size); }
+void standin_stream_end(void* stream) {
+  std::lock_guard<std::mutex> lock(Device::Get().mu);
+  static_cast<standin::StreamState*>(stream)->destroyed = true;
+}
+
+int64_t standin_all_calls(char* out, int64_t size) { return CopyText(Device::Get().AllCalls(), out, size); }
+int64_t standin_breaches(char* out, int64_t size) { return CopyText(Device::Get().Breaches(), out, size); }
+int64_t standin_stuck(char* out, int64_t size) { return CopyText(Device::Get().Stuck(), out, size); }
 
 }  // extern "C"

@@ -29,7 +29,7 @@ struct Op {
 
 struct StreamState {
   int device = 0;
-  bool destroyed = false;
+  bool destroyed = false, test = false;  // test: made by the test, not by what is tested
   std::deque<Op> queue;
 };
 
@@ -61,6 +61,7 @@ class Device {
   void Touch(const void* p, size_t bytes, const char* what);
   void* Allocate(size_t bytes);
   void Free(void* p, const char* what);
+  size_t Allocated();  // mu held
 
   std::mutex mu;
   std::condition_variable cv;
@@ -91,6 +92,7 @@ class Device {
 };
 
 int CurrentDevice();
+int64_t CopyText(const std::string& text, char* out, int64_t size);  // the whole text's length
 int64_t NowNs();
 
 }  // namespace standin

@@ -411,4 +411,17 @@ int64_t standin_communicators() {
   return created;
 }
 
+// What was made and not ended.
+int64_t standin_left(char* out, int64_t size) {
+  std::lock_guard<std::mutex> lock(D().mu);
+  auto count = [](const auto& all, auto&& lives) {
+    return std::to_string(std::count_if(all.begin(), all.end(), lives));
+  };
+  std::string text = "communicators " + count(comms, [](const CommState* c) { return !c->gone; }) + "\nstreams " +
+                     count(D().streams, [](const StreamState* s) { return !s->destroyed && !s->test; }) + "\nevents " +
+                     count(D().events, [](const EventState* e) { return !e->destroyed; }) + "\nblocks " +
+                     std::to_string(D().Allocated());
+  return CopyText(text, out, size);
+}
+
 }  // extern "C"
