@@ -5,25 +5,18 @@ Where it is missing, Python does the same slower.
 
 from __future__ import annotations
 
-import functools
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from jaxcoll.errors import SynthesisError
-
-ABI = 2
-# Set to "none" to go without, or to the path of another build.
-OVERRIDE = "JAXCOLL_TEST_FLOW_LIBRARY"
+from jaxcoll.flowlib import Library, as_bytes, as_int32, as_int64, library
 
 CDEF = """
 typedef struct jc_flow jc_flow;
-int32_t jc_flow_abi(void);
 jc_flow* jc_flow_new(int32_t nodes, int32_t arcs, const int32_t* tail, const int32_t* head);
 void jc_flow_free(jc_flow* flow);
 int32_t jc_flow_cuts(jc_flow* flow, const int64_t* capacity, const int64_t* demand, int32_t groups,
@@ -63,40 +56,9 @@ Int64Array = NDArray[np.int64]
 ByteArray = NDArray[np.uint8]
 
 
-@dataclass(frozen=True)
-class Library:
-    """A loaded library: the cffi instance and the handle."""
-
-    ffi: Any
-    lib: Any
-
-
-def candidates() -> list[Path]:
-    """Where the library may lie, in order of preference."""
-    named = os.environ.get(OVERRIDE) or os.environ.get("JAXCOLL_LIBRARY")
-    package = Path(__file__).resolve().parents[1]
-    return [Path(named)] if named else sorted(package.glob("**/libjaxcoll.so"))
-
-
-@functools.cache
 def load() -> Library | None:
     """The library, or None where none with this interface can be loaded."""
-    if os.environ.get(OVERRIDE) == "none":
-        return None
-    try:
-        import cffi
-    except ImportError:
-        return None
-    ffi = cffi.FFI()
-    ffi.cdef(CDEF)
-    for path in candidates():
-        try:
-            lib: Any = ffi.dlopen(str(path))
-            if lib.jc_flow_abi() == ABI:
-                return Library(ffi, lib)
-        except (OSError, AttributeError):
-            continue  # another build, or one without this part
-    return None
+    return library(CDEF)
 
 
 class FlowQuery(Protocol):
@@ -220,23 +182,3 @@ def _collect(library: Library, handle: Any, ranks: int, stuck: bool) -> Packed:
     )  # fmt: skip
     edges = np.stack([tail, head], axis=1).reshape(trees, ranks - 1, 2)
     return Packed(root, count, edges, cuts, checks, rollbacks, regrown, complete if stuck else -1)
-
-
-def as_int32(library: Library, values: Any) -> Any:
-    """`values` for a C argument: an array that is contiguous and of this type is passed itself, others as a copy."""
-    return library.ffi.from_buffer("int32_t[]", np.ascontiguousarray(values, dtype=np.int32))
-
-
-def as_int64(library: Library, values: Any) -> Any:
-    """The same with int64."""
-    return library.ffi.from_buffer("int64_t[]", np.ascontiguousarray(values, dtype=np.int64))
-
-
-def as_double(library: Library, values: Any) -> Any:
-    """The same with float64."""
-    return library.ffi.from_buffer("double[]", np.ascontiguousarray(values, dtype=np.float64))
-
-
-def as_bytes(library: Library, values: ByteArray) -> Any:
-    """The same with uint8."""
-    return library.ffi.from_buffer("uint8_t[]", np.ascontiguousarray(values))

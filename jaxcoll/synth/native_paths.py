@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from jaxcoll.errors import SynthesisError
+from jaxcoll.flowlib import Library, as_double, as_int32, as_int64
 from jaxcoll.synth.alltoall_net import FloatArray, IntArray, Net
-from jaxcoll.synth.native import Library, as_double, as_int32, as_int64
 from jaxcoll.synth.path_trees import Int32Array, Noise, Trees
 
 

@@ -10,9 +10,16 @@ import pytest
 from jaxcoll.errors import UsageError
 from jaxcoll.schedule import Kind, Table, build
 from jaxcoll.sim import Job, Plan, plan, simulate, simulate_one, spines, star
+from tests.sim.conftest import Choose
 
 C = 1e9
 NB = 8_000_000
+
+
+@pytest.fixture(autouse=True, params=["native", "numpy"])
+def engine(request: pytest.FixtureRequest, choose: Choose) -> None:
+    """Every test here runs on both."""
+    choose(request.param)
 
 
 def quiet(n: int, **kw: float):

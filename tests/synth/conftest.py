@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from jaxcoll import flowlib
 from jaxcoll.synth import native
 from tests.needs import need
 
@@ -17,8 +18,8 @@ SOURCES = Path(__file__).resolve().parents[2] / "ffi" / "src" / "flow"
 
 @pytest.fixture(scope="session")
 def flow_library(tmp_path_factory: pytest.TempPathFactory) -> str | None:
-    """What to set as `native.OVERRIDE` for the native engine; None: the installed library has it."""
-    native.load.cache_clear()
+    """What to set as `flowlib.OVERRIDE` for the native engine; None: the installed library has it."""
+    flowlib.library.cache_clear()
     if native.load() is not None:
         return None
     compiler = shutil.which("g++") or shutil.which("clang++")
@@ -34,18 +35,18 @@ def flow_library(tmp_path_factory: pytest.TempPathFactory) -> str | None:
 def fast(flow_library: str | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The native engine."""
     if flow_library is not None:
-        monkeypatch.setenv(native.OVERRIDE, flow_library)
-    native.load.cache_clear()
+        monkeypatch.setenv(flowlib.OVERRIDE, flow_library)
+    flowlib.library.cache_clear()
     assert native.load() is not None
     yield
-    native.load.cache_clear()
+    flowlib.library.cache_clear()
 
 
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Python alone."""
-    monkeypatch.setenv(native.OVERRIDE, "none")
-    native.load.cache_clear()
+    monkeypatch.setenv(flowlib.OVERRIDE, "none")
+    flowlib.library.cache_clear()
     assert native.load() is None
     yield
-    native.load.cache_clear()
+    flowlib.library.cache_clear()

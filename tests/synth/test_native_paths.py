@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from jaxcoll import flowlib
 from jaxcoll.errors import SynthesisError
-from jaxcoll.synth import native
 from jaxcoll.synth.alltoall import all_to_all
 from jaxcoll.synth.alltoall_net import FloatArray
 from jaxcoll.synth.path_trees import SPARE, Noise
@@ -63,10 +63,10 @@ def test_noisy_paths_are_those_of_numpy(kind: str, flow_library: str | None, mon
     found = []
     for library in (flow_library, "none"):
         if library is not None:
-            monkeypatch.setenv(native.OVERRIDE, library)
-        native.load.cache_clear()
+            monkeypatch.setenv(flowlib.OVERRIDE, library)
+        flowlib.library.cache_clear()
         found.append(Pricer(net).paths(weight, noise, roots, column, dest))
-    native.load.cache_clear()
+    flowlib.library.cache_clear()
     np.testing.assert_array_equal(*found)
     first = found[0][:, 0]
     assert (net.tail[first[first >= 0]] == roots[column][first >= 0]).all()
@@ -78,10 +78,10 @@ def test_a_solve_is_the_same_in_both(flow_library: str | None, monkeypatch: pyte
     results = []
     for library in (flow_library, "none"):
         if library is not None:
-            monkeypatch.setenv(native.OVERRIDE, library)
-        native.load.cache_clear()
+            monkeypatch.setenv(flowlib.OVERRIDE, library)
+        flowlib.library.cache_clear()
         results.append(all_to_all(topology))
-    native.load.cache_clear()
+    flowlib.library.cache_clear()
     assert results[0].throughput == results[1].throughput
     assert results[0].schedule == results[1].schedule
 

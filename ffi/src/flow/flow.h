@@ -13,12 +13,12 @@ extern "C" {
 #endif
 #pragma GCC visibility push(default)
 
-#define JC_FLOW_ABI 2
+#define JC_FLOW_ABI 3
 #define JC_FLOW_INFINITE (INT64_C(1) << 60)
 
 typedef struct jc_flow jc_flow;
 
-// The version of this interface, to compare with JC_FLOW_ABI.
+// The version of this interface, fluid.h, pack.h and paths.h included, to compare with JC_FLOW_ABI.
 int32_t jc_flow_abi(void);
 
 // A network of `nodes` nodes and `arcs` directed arcs; NULL when an end lies outside 0..nodes-1 or memory is short.

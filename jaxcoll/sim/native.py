@@ -1,0 +1,50 @@
+"""The native half of the fluid model (ffi/src/flow/fluid.h), bound with cffi."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxcoll import flowlib
+
+CDEF = """
+typedef struct jc_fluid {
+  int32_t jobs, hops, timed;
+  const int64_t *edge_start, *dep_start, *stranger_start, *resource_start;
+  const int64_t* path;
+  const double *capacity, *lag, *size, *alpha, *gate;
+  const int64_t *connection, *child, *parent;
+  const double *stranger_weight, *stranger_cap;
+  double *ready, *start, *end, *busy;
+} jc_fluid;
+int32_t jc_fluid_run(const jc_fluid* jobs);
+"""
+
+_SIZES = ("jobs", "hops", "timed")
+_DOUBLES = (
+    "capacity",
+    "lag",
+    "size",
+    "alpha",
+    "gate",
+    "stranger_weight",
+    "stranger_cap",
+    "ready",
+    "start",
+    "end",
+    "busy",
+)
+
+
+def run(**fields: Any) -> int | None:
+    """Fills the arrays ready, start, end and busy (float64, contiguous). Fields as jc_fluid has them.
+
+    Returns jc_fluid_run's status, or None where there is no library.
+    """
+    found = flowlib.library(CDEF)
+    if found is None:
+        return None
+    views = {
+        name: value if name in _SIZES else (flowlib.as_double if name in _DOUBLES else flowlib.as_int64)(found, value)
+        for name, value in fields.items()
+    }
+    return found.lib.jc_fluid_run(found.ffi.new("jc_fluid*", views))
