@@ -24,7 +24,8 @@ class Cuda:
 
     def _check(self, code: int) -> None:
         if code != 0:
-            raise RuntimeError(f"CUDA error {code}")
+            self.lib.cudaGetErrorString.restype = ctypes.c_char_p
+            raise RuntimeError(f"CUDA error {code}: {self.lib.cudaGetErrorString(code).decode()}")
 
     def stream(self) -> int:
         s = ctypes.c_void_p()
@@ -118,7 +119,8 @@ class Nccl:
 
     def _check(self, code: int) -> None:
         if code != 0:
-            raise RuntimeError(f"NCCL error {code}")
+            self.lib.ncclGetErrorString.restype = ctypes.c_char_p
+            raise RuntimeError(f"NCCL error {code}: {self.lib.ncclGetErrorString(code).decode()}")
 
     def _join(self, ranks: int) -> list[ctypes.c_void_p]:
         unique, comms = UniqueId(), [ctypes.c_void_p() for _ in range(ranks)]

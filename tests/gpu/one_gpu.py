@@ -12,7 +12,8 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from native import cases  # noqa: E402
 from native.harness import DTYPE, REDUCE, numpy_dtype  # noqa: E402
 
 from gpu.cuda import Cuda, Nccl  # noqa: E402
+from jaxcoll.errors import JaxcollError  # noqa: E402
 from jaxcoll.runtime import gpu  # noqa: E402
 from jaxcoll.runtime.native import Native, NativeError, load  # noqa: E402
 from jaxcoll.schedule import Kind, Schedule, Table, build, encode  # noqa: E402
@@ -33,6 +35,7 @@ NS = 1_000_000_000
 LIMIT_S = 60.0
 Row = tuple[str, str, str]
 """What, measured, remark."""
+Part = Callable[[Cuda, int, argparse.Namespace], Iterator[Row]]
 
 
 class Team:
@@ -209,11 +212,6 @@ def inside(cuda: Cuda, ranks: int, options: argparse.Namespace) -> Iterator[Row]
     """The hierarchical schedule on two hosts that are none: NCCL's own collectives inside them, against edges."""
     ranks = max(4, ranks // 2 * 2)
     half = ranks // 2
-    try:
-        Team(cuda, ranks).leave()
-    except NativeError as error:
-        yield f"{ranks} ranks on one GPU", "refused", str(error)
-        return
     sources, targets, values = buffers(cuda, ranks, options.bytes)
     schedule = build("hierarchical", Kind.ALL_REDUCE, ranks, groups=[[*range(half)], [*range(half, ranks)]])
     arguments = (sources, targets, options.bytes // 4, "float32", "sum")
@@ -260,7 +258,8 @@ def psum(_cuda: Cuda, _ranks: int, options: argparse.Namespace) -> Iterator[Row]
 
 
 def swap(cuda: Cuda, ranks: int, options: argparse.Namespace) -> Iterator[Row]:
-    """Tables change between executions that follow each other without a pause, and back."""
+    """A table's new pairs are connected under load, the tables change between two executions, and back."""
+    ranks = max(4, ranks)  # of two or three ranks all pairs of a ring are there from the start
     nbytes = min(options.bytes, 1 << 20)
     sources, targets, values = buffers(cuda, ranks, nbytes)
     team = Team(cuda, ranks)
@@ -270,8 +269,17 @@ def swap(cuda: Cuda, ranks: int, options: argparse.Namespace) -> Iterator[Row]:
     first = team.program(schedule, identity)[0]
     team.run(first, *arguments, options.rounds)
     compiled = cuda.calls("nvrtcCompileProgram")
-    handle, made = team.program(schedule, identity.swap_global(0, ranks - 1))
     usual = statistics.median(team.run(first, *arguments) for _ in range(options.rounds))
+    staged: list[tuple[int, int]] = []
+    background = threading.Thread(
+        target=lambda: staged.append(team.program(schedule, identity.swap_global(0, ranks - 1)))
+    )
+    background.start()
+    load = [team.run(first, *arguments)]
+    while background.is_alive():
+        load.append(team.run(first, *arguments))
+    background.join()
+    ((handle, made),) = staged  # else it has raised, on its thread
     after = team.run(handle, *arguments)
     back, again = team.program(schedule, identity)
     team.run(back, *arguments, options.rounds)
@@ -279,7 +287,11 @@ def swap(cuda: Cuda, ranks: int, options: argparse.Namespace) -> Iterator[Row]:
     team.leave()
     records()
     cuda.free([*sources, *targets])
-    yield "a swap: communicators for new pairs, and on the way back", f"{made}, {again}", "made before the swap"
+    yield (
+        f"a swap of {ranks} ranks: communicators for new pairs, and on the way back",
+        f"{made}, {again}",
+        f"made under load, beside {len(load)} executions, the slowest {max(load) / usual:.1f} of the usual",
+    )
     yield "the first execution after it, against the usual", f"{after / usual:.2f}", "nothing to connect is left"
     now = cuda.calls("nvrtcCompileProgram")
     kernels = "not counted" if compiled is None or now is None else str(now - compiled)
@@ -297,6 +309,57 @@ def alone(cuda: Cuda, _: int, options: argparse.Namespace) -> Iterator[Row]:
     yield f"one rank to itself, {nbytes >> 10} KiB", f"{own:.3f} ms", f"a copy by the device: {copy_ms:.3f} ms"
 
 
+def handler(_cuda: Cuda, _ranks: int, _options: argparse.Namespace) -> Iterator[Row]:
+    """Whether JAX takes the handlers, on a GPU that for CUDA. One device is a group of one: nothing is called."""
+    import jax
+    from jax.sharding import Mesh
+    from jax.sharding import PartitionSpec as P
+
+    import jaxcoll
+
+    mesh = Mesh(np.array(jax.devices()[:1]), ("i",))
+    f = jax.jit(jax.shard_map(lambda v: jaxcoll.psum(v, "i"), mesh=mesh, in_specs=P("i"), out_specs=P()))
+    jaxcoll.init()
+    assert (np.asarray(f(np.ones((1, 8), np.float32))) == 1).all()
+    yield "jaxcoll.psum on one device, handlers registered", "right", f"{jax.devices()[0].platform}"
+
+
+PARTS = (correctness, edge_times, times, inside, swap)
+ALONE = (alone, psum, handler)  # what one rank can do
+
+
+def fill(parts: Iterable[Part], cuda: Cuda, options: argparse.Namespace) -> int:
+    """Prints the rows of the parts as they come, so that a run that is cut short keeps them; returns what failed."""
+    failed = 0
+    for part in parts:
+        begin = time.monotonic()
+        try:
+            for row in part(cuda, options.ranks, options):
+                print(line(row), flush=True)
+        except Exception as error:
+            traceback.print_exc()
+            print(line((part.__name__, "FAILED", f"{type(error).__name__}: {error}")), flush=True)
+            failed += 1
+        print(f"# {part.__name__}: {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
+    return failed
+
+
+def line(row: Row) -> str:
+    return "| " + " | ".join(" ".join(cell.split()).replace("|", "/") for cell in row) + " |"
+
+
+def several(cuda: Cuda, options: argparse.Namespace) -> bool:
+    """Whether several ranks can be on this GPU."""
+    if options.alone:
+        return False
+    try:
+        Team(cuda, options.ranks).leave()
+    except NativeError as error:
+        print(line((f"{options.ranks} ranks on one GPU", "refused", str(error))), flush=True)
+        return False
+    return True
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=2)
@@ -305,31 +368,23 @@ def main() -> None:
     parser.add_argument("--standin", default="", help="path of the stand-in: in place of CUDA and NCCL")
     parser.add_argument("--alone", action="store_true", help="as where NCCL refuses several ranks on one GPU")
     options = parser.parse_args()
-    gpu.opened(options.standin)
-    lines = gpu.versions()
-    print("\n".join(lines))
-    paths = {
-        name: next(line.split()[-1] for line in lines if line.startswith(name)) for name in ("CUDA runtime", "NCCL")
-    }
+    try:
+        gpu.opened(options.standin)
+        lines = gpu.versions()
+        paths = {
+            name: next(line.split()[-1] for line in lines if line.startswith(name)) for name in ("CUDA runtime", "NCCL")
+        }
+        cuda = Cuda(paths["CUDA runtime"])
+    except (JaxcollError, RuntimeError) as error:
+        raise SystemExit(f"There is no GPU that can be used here.\n{error}") from None
     options.nccl = paths["NCCL"]
-    cuda = Cuda(paths["CUDA runtime"])
-    parts: list[Callable[[Cuda, int, argparse.Namespace], Iterator[Row]]]
-    parts = [correctness, edge_times, times, inside, swap]
-    rows: list[Row] = []
-    if not options.alone:
-        try:
-            Team(cuda, options.ranks).leave()
-        except NativeError as error:
-            rows.append((f"{options.ranks} ranks on one GPU", "refused", str(error)))
-            options.alone = True
-    for part in [*([] if options.alone else parts), alone, psum]:
-        rows += part(cuda, options.ranks, options)
-        print(f"# {part.__name__} done", file=sys.stderr)
+    title = "over the stand-in: times mean nothing" if options.standin else f"{options.ranks} ranks on one GPU"
+    print("\n".join(lines), f"\n| {title} | | |\n|---|---|---|", sep="\n", flush=True)
+    failed = fill([*(PARTS if several(cuda, options) else ()), *ALONE], cuda, options)
     if broken := cuda.breaches():
         raise SystemExit(f"rules of use were broken: {broken}")
-    title = "over the stand-in: times mean nothing" if options.standin else f"{options.ranks} ranks on one GPU"
-    print(f"| {title} | | |\n|---|---|---|")
-    print("\n".join("| " + " | ".join(row) + " |" for row in rows))
+    if failed:
+        raise SystemExit(f"{failed} parts have failed, see above")
 
 
 if __name__ == "__main__":
