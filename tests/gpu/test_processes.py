@@ -102,6 +102,17 @@ class Processes:
             assert f"rank {rank} of" in str(error.value)
             assert "jaxcoll.init()" in str(error.value)
 
+    def lost(self, rank: int, pattern: str) -> None:
+        """Its next call fails so, as soon as it is known."""
+        until, said = clock().now() + AT_ONCE, ""
+        while not said and clock().now() < until:
+            try:
+                self.enqueue(rank, next(self.launch))
+                time.sleep(0.01)
+            except NativeError as error:
+                said = str(error)
+        assert re.search(pattern, said), said
+
     def close(self) -> None:
         """After the worlds."""
         for handle in self.gpus:
@@ -162,6 +173,43 @@ def test_a_process_that_is_gone_when_nothing_is_under_way(processes: Processes):
     with pytest.raises(NativeError, match="rank 2 is lost"):
         processes.enqueue(0, 50)
     processes.all_know(range(2), "rank 2 is lost")
+
+
+def test_a_process_that_dies_while_the_others_connect(processes: Processes):
+    # The pairs of another schedule: all ranks but one have come when it dies, and nothing is under way.
+    native, cluster = processes.native, processes.cluster
+    processes.run()
+    key = cluster.define([build("binomial", Kind.ALL_REDUCE, RANKS)])
+
+    def connect(rank: int) -> None:
+        native.check(native.lib.jc_world_gpu_connect(cluster.worlds[rank], cluster.group(), key))
+
+    def die() -> None:
+        time.sleep(0.1)
+        cluster.kill(2)
+
+    begin = clock().now()
+    failures = on_threads([*(lambda r=r: connect(r) for r in (0, 1, 3)), die])
+    assert clock().now() - begin < 0.1 + AT_ONCE
+    assert len(failures) == 3
+    assert all("rank 2 is lost" in str(failure) for failure in failures), failures
+
+
+def test_a_process_that_is_gone_when_the_others_join_again(processes: Processes):
+    native, lib = processes.native, processes.native.lib
+    processes.run()
+    processes.cluster.kill(2)
+    processes.lost(0, "rank 2 is lost")
+    unique = native.ffi.new("uint8_t[128]")
+    native.check(lib.jc_gpu_unique_id(processes.gpus[0], unique))
+    options = native.ffi.new(
+        "jc_gpu_options*", {"timeout_ns": 60 * NS, "pairs": 1, "record": 1, "max_streams": 32, "max_ctas": 0}
+    )
+    begin = clock().now()
+    arguments = (processes.devices, RANKS, native.ffi.new("int[]", [0]), 1, unique)
+    assert lib.jc_world_gpu_join(processes.cluster.worlds[0], processes.gpus[0], options, *arguments) != 0
+    assert "rank 2 is lost" in native.text(lib.jc_last_error())
+    assert clock().now() - begin < AT_ONCE
 
 
 def test_a_process_that_fails_before_another_comes_to_join(processes: Processes):

@@ -26,6 +26,13 @@ int64_t Generation(const gpu::UniqueId& id) {
   return static_cast<int64_t>(h);
 }
 
+int FirstRankIn(const Group& group, int process) {
+  auto rank = std::find(group.process.begin(), group.process.end(), process);
+  return rank == group.process.end() ? -1 : static_cast<int>(rank - group.process.begin());
+}
+
+std::string LostRank(int rank, const std::string& why) { return Format("rank %d is lost (%s)", rank, why.c_str()); }
+
 }  // namespace
 
 Status World::JoinGpu(const std::shared_ptr<gpu::Runtime>& runtime, const gpu::Options& options, const int64_t* devices,
@@ -54,6 +61,9 @@ Status World::JoinGpu(const std::shared_ptr<gpu::Runtime>& runtime, const gpu::O
     runtimes_.push_back(runtime);  // outlives the team
     joined_.push_back(joined);
     if (auto it = failed_before_.find(joined.generation); it != failed_before_.end()) failed = it->second;
+    // Whoever is lost later, ProcessLost() tells.
+    for (const auto& [process, why] : gone_)
+      if (int rank = FirstRankIn(*member.group, process); rank >= 0) team->Lose(LostRank(rank, why));
   }
   if (!failed.empty()) team->Fail(failed, false);
   Status status = team->Join(member.local_ranks, ordinals, id);
@@ -100,13 +110,11 @@ void World::ProcessLost(int process, const std::string& why) {
   std::vector<std::pair<std::shared_ptr<gpu::Team>, int>> losers;
   {
     std::lock_guard<std::mutex> lock(mu_);
-    for (const Joined& j : joined_) {
-      const std::vector<int>& of = j.group->process;
-      auto rank = std::find(of.begin(), of.end(), process);
-      if (rank != of.end()) losers.emplace_back(j.team, static_cast<int>(rank - of.begin()));
-    }
+    gone_.emplace(process, why);
+    for (const Joined& j : joined_)
+      if (int rank = FirstRankIn(*j.group, process); rank >= 0) losers.emplace_back(j.team, rank);
   }
-  for (const auto& [team, rank] : losers) team->Lose(Format("rank %d is lost (%s)", rank, why.c_str()));
+  for (const auto& [team, rank] : losers) team->Lose(LostRank(rank, why));
 }
 
 bool World::GpuFailed(uint64_t group, std::string* why) {

@@ -85,12 +85,18 @@ Config Team::CommConfig(bool one_pair) const {
   return c;
 }
 
+Status Team::StillWhole() {
+  if (failed()) return Status::Error(failure());
+  std::string gone = lost();
+  return gone.empty() ? Status() : Status::Error(std::move(gone));
+}
+
 Status Team::Settle(Comm comm, int code, const char* call) {
   int64_t deadline = NowNs() + options_.timeout_ns;
   JC_RETURN_IF_ERROR(api_->Nccl(code, call));
   while (code == kNcclInProgress) {
     nanosleep(&kSettlePause, nullptr);
-    if (failed()) return Status::Error(failure());
+    JC_RETURN_IF_ERROR(StillWhole());
     if (NowNs() > deadline)
       return Status::Error(Format("%s is not through after %.1f s (JAXCOLL_TIMEOUT): a rank of %s does not take part",
                                   call, static_cast<double>(options_.timeout_ns) * 1e-9, name_.c_str()));
@@ -232,8 +238,8 @@ Status Team::AwaitConnected(Member* m) {
     if (code == 0) break;
     if (code != kCudaNotReady)
       status = api_->Cuda(code, "cudaEventQuery");
-    else if (failed())
-      status = Status::Error(failure());
+    else if (Status whole = StillWhole(); !whole.ok())
+      status = std::move(whole);
     else if (NowNs() > deadline)
       status = Status::Error("the first transfers of new pairs are not through within the time-out (JAXCOLL_TIMEOUT)");
     else

@@ -142,6 +142,7 @@ class Team {
   Status Warm(Member* m, Comm comm, bool send);
   Status WarmHost(Member* m, int ranks);
   Status AwaitConnected(Member* m);
+  Status StillWhole();  // for waits: the failure, or whose loss ends them
   // Waits, on a set-up path, until a call that NCCL does in the background is through.
   Status Settle(Comm comm, int code, const char* call);
   Status OnAll(const std::function<Status(Member*)>& f);  // a thread for each local rank
