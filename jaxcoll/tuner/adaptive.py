@@ -36,12 +36,13 @@ class Measured:
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """A move whose first batch is awaited: from where, the time there, and the move in words."""
+    """A move whose first batch is awaited: from where, the time there, the move in words, and the ratio expected."""
 
     before: Config
     seconds: float
     action: str
     words: str
+    expected: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -66,6 +67,8 @@ class AdaptiveState:
     """When decisions were taken, by the wall clock of the records."""
     probes: int = 0
     """Times that the start was tried again too early."""
+    surprised: bool = False
+    """Whether the last batch's move fell far short of what was expected of it."""
     worse: bool = False
     """Whether the epochs have become much slower since the last decision, which then had other grounds."""
     stragglers: tuple[int, ...] = ()
@@ -139,20 +142,23 @@ def _judge(state: AdaptiveState, batch: Batch) -> tuple[AdaptiveState, str]:
     last = next((m for m in state.measured if m.config.key == state.config.key), None)
     measured = state.measured
     if last is not None and state.trial is None and abs(np.log(batch.time / last.seconds)) > 0.15:
-        # The network has changed: what was measured before says nothing now, nor that no fit did better.
-        measured, state = (), dataclasses.replace(state, fitted=None)
+        # The network has changed: what was measured before says nothing now, nor that no fit did better. What is newer
+        # than the time that has proved stale stands: it made the move look bad that it was a change to try out.
+        measured = tuple(m for m in measured if m.epoch > last.epoch)
+        state = dataclasses.replace(state, fitted=None)
         if batch.time > state.params.worse * last.seconds:
             state = dataclasses.replace(state, worse=True, failures=0)
     kept = tuple(m for m in measured if m.config.key != state.config.key and m.epoch > now - horizon)
     state = dataclasses.replace(state, measured=(*kept, Measured(state.config, batch.time, now)))
-    trial = state.trial
+    trial, state = state.trial, dataclasses.replace(state, surprised=False)
     if trial is None:
         return state, ""
     ratio = batch.time / trial.seconds
     paid = ratio < 1 - state.params.keep or (trial.action in ("recover", "probe") and ratio < 1 + state.params.keep)
     failures = 0 if paid else state.failures + 1
     probes = state.probes + (trial.action == "probe" and not paid)
-    state = dataclasses.replace(state, trial=None, failures=failures, probes=probes)
+    surprised = not paid and ratio > state.params.worse * trial.expected
+    state = dataclasses.replace(state, trial=None, failures=failures, probes=probes, surprised=surprised)
     return state, f"{trial.words}; measured {ratio:.2f}x: {'kept' if paid else 'no gain'}. "
 
 
@@ -196,11 +202,19 @@ def _when_congested(
     situation = (state.config.key, belief.best.model.shape, round(4 * np.log(batch.time)), state.failures)
     if state.searched == situation:
         return state, None, f"{verdict}{cause}; nothing better is known"
+    if state.surprised:
+        # Either the model is wrong, and what it proposes next is worth no more; or the network has changed meanwhile,
+        # and going back shows it.
+        back = _failed_back(state, batch, verdict)
+        if back is not None:
+            return back
     rng = np.random.default_rng([state.seed, state.round])
     others = [m.config for m in state.measured]
     now, candidates = search(state.spec, belief, state.config, others, state.params, rng)
     options = [(c, _expected(state, batch, now, c)) for c in candidates if c.config.key != state.config.key]
-    best, expected = min(options, key=lambda o: o[1] + 0.002 * len(o[0].swaps), default=(None, 1.0))
+    if _is_heap(state, belief.best.model):
+        options = [(c, expected) for c, expected in options if _known(state, c.config)]
+    best, expected = min(options, key=lambda o: _rank(state, *o), default=(None, 1.0))
     margin = state.params.margin * (1 + state.failures)
     if best is None or expected > 1 - margin:
         back = _failed_back(state, batch, verdict)
@@ -223,6 +237,20 @@ def _expected(state: AdaptiveState, batch: Batch, now: float, candidate: Candida
     """Time of a candidate over the present one: as measured, where it was, else as modelled."""
     known = _known(state, candidate.config)
     return known / batch.time if known else candidate.seconds / now
+
+
+def _is_heap(state: AdaptiveState, model: Model) -> bool:
+    """Whether so much departs from the usual that it explains nothing: what it promises of other tables is chance."""
+    return len(model.sides) + len(model.pairs) > max(4, state.spec.nranks // 2)
+
+
+def _rank(state: AdaptiveState, candidate: Candidate, expected: float) -> float:
+    """What to go by between candidates: the time, few swaps, and what was measured rather than what a model promises.
+
+    The best of many promises is one that the model is wrong about.
+    """
+    promise = 0.0 if _known(state, candidate.config) else 2 * state.params.margin
+    return expected + 0.002 * len(candidate.swaps) + promise
 
 
 def _failed_back(state: AdaptiveState, batch: Batch, verdict: str) -> Outcome | None:
@@ -254,7 +282,7 @@ def _move(
     decision = Decision(state.spec.key, action, target.program, target.table, words, expected)
     horizon = state.params.window_s * 64 * 1e9
     recent = tuple(at for at in state.swaps_ns if batch.now_ns - at < horizon)
-    trial = None if action == "revert" else Trial(state.config, batch.time, action, words)
+    trial = None if action == "revert" else Trial(state.config, batch.time, action, words, expected)
     state = dataclasses.replace(
         state,
         config=target,

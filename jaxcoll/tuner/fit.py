@@ -10,14 +10,18 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxcoll.sim.fluid import Job, Result, simulate
+from jaxcoll.tuner.groups import Labels, Pairs, boundary, groupings, halves
 from jaxcoll.tuner.measure import Batch
 from jaxcoll.tuner.model import Groups, Model, Side, SideKey, SlowPair
 from jaxcoll.tuner.params import ChoiceParams
+from jaxcoll.tuner.paths import critical_path
 
 Floats = npt.NDArray[np.float64]
 
 _COST = 0.1
-"""What an assumption must explain: this mean deviation at one side of a host."""
+"""What an assumption must explain at least: this mean deviation at one side of a host."""
+_NATS = 5.5
+"""What an assumption takes to be written down: which of some 50 pairs, sides or groupings, and how much of it."""
 _STEP = 0.03
 """Least gain of the score for which the fit goes on."""
 _LIKELY = 0.12
@@ -27,6 +31,8 @@ _WORK = 16_000
 _TOTAL = 2.0
 _SLACK = 0.05
 _SLOW = 0.2
+_CLEAR = 0.5
+"""A deviation so far from the boundary between fast and slow counts no more than this one."""
 _FAST = 0.1
 _RATES = (0.5, 0.65, 0.8, 1.2)
 _UPLINKS = (1.0, 1.5, 2.0, 3.0, 4.0)
@@ -73,10 +79,12 @@ class Fitter:
         hosts = np.asarray(self.host_of)
         self.src_host, self.dst_host = hosts[flows.src], hosts[flows.dst]
         self.measured = _middle(batch.fct)
+        self.luck = _luck(batch, self.measured)
         self.usable = batch.pattern.carries & (self.measured > 0)
         self.keys: list[SideKey] = [(h, d) for h in sorted(set(self.host_of)) for d in ("incoming", "outgoing")]
         self.spent = 0
         self.edges = {key: self._side_edges(key) for key in self.keys}
+        self.cost = self._cost()
         # Late ranks change which flows run together: the model must see them as late, or it calls their links slow.
         self.arrive = batch.late if bool((batch.late > 0.02 * batch.time).any()) else None
 
@@ -186,8 +194,22 @@ class Fitter:
         sides = sum(float(size[edges].mean()) for edges in self.edges.values() if edges.any()) / 2
         late = float(self.arrive.max()) if self.arrive is not None else 0.0
         seconds = max(result.total - late, 1e-12)
-        total = max(0.0, abs(math.log(self.batch.time / seconds)) - _SLACK) if self.batch.time > 0 else 0.0
-        return Fit(model, residual, loss, sides + _TOTAL * min(total, 1.0) + _COST * model.items, seconds)
+        off = abs(math.log(self.batch.time / seconds / self.luck)) if self.batch.time > 0 else 0.0
+        total = max(0.0, off - _SLACK)
+        return Fit(model, residual, loss, sides + _TOTAL * min(total, 1.0) + self.cost * model.items, seconds)
+
+    def _cost(self) -> float:
+        """What an assumption must explain: more than chance does (least description length), in the score's measure.
+
+        Else all that is slow by chance is explained by slow pairs, and the link that they share isn't seen.
+        """
+        use = self.usable
+        with np.errstate(divide="ignore", invalid="ignore"):
+            off = np.abs(np.log(self.batch.fct[:, use] / self.measured[use]))
+        off = off[np.isfinite(off)]
+        error = 1.25 * float(off.mean()) / math.sqrt(len(self.batch.fct)) if len(off) else 0.0
+        per_side = np.mean([e.sum() for e in self.edges.values() if e.any()] or [1.0])
+        return max(_COST, _NATS * error / float(per_side))
 
     def _shift(self, fit: Fit) -> float:
         return float(np.median(fit.residual[self.usable]))
@@ -263,11 +285,10 @@ class Fitter:
         rate = float(np.median(size / took)) if slow.any() else base.rate
         old = [fit.model.groups.uplink * f for f in (0.85, 1.0, 1.2)] if fit.model.groups else []
         uplinks = [*(rate * u for u in _UPLINKS), *old]
-        groups = [
-            Groups(labels, uplink, self.epoch, apart, together)
-            for labels in _groupings(len(self.host_of), apart, together)
-            for uplink in uplinks
-        ]
+        known = [fit.model.groups.labels] if fit.model.groups else []
+        strict = groupings(len(self.host_of), apart, together)
+        labels = dict.fromkeys([*known, *strict, *self._halves(clean, apart, together)])
+        groups = [Groups(g, uplink, self.epoch, apart, together) for g in labels for uplink in uplinks]
         models = [dataclasses.replace(base, groups=g) for g in groups]
         return [*models, base] if fit.model.groups else models
 
@@ -276,11 +297,32 @@ class Fitter:
         groups = fit.model.groups
         if groups is None:
             return []
-        labels = [g for g in _groupings(len(self.host_of), groups.apart, groups.together) if g != groups.labels]
+        labels = [g for g in groupings(len(self.host_of), groups.apart, groups.together) if g != groups.labels]
         other = [dataclasses.replace(groups, labels=g, uplink=groups.uplink * f) for g in labels for f in _REGROUPED]
         return self.evaluate([dataclasses.replace(fit.model, groups=g) for g in other]) if other else []
 
-    def _evidence(self, clean: Fit, model: Model) -> tuple[frozenset[tuple[int, int]], frozenset[tuple[int, int]]]:
+    def _halves(self, clean: Fit, apart: Pairs, together: Pairs) -> list[Labels]:
+        """The ranks in two groups, such that slow flows run between them and fast ones inside, as far as can be.
+
+        One flow that is slow, or fast, by chance contradicts every grouping that must explain all; it costs this one
+        little.
+        """
+        flows, n = self.batch.pattern.plan, len(self.host_of)
+        use = self.usable & (self.src_host != self.dst_host)
+        residual = clean.residual[use]
+        edge = boundary(residual, _SLOW)
+        if edge is None:
+            return []
+        total, count = np.zeros((n, n)), np.zeros((n, n))
+        np.add.at(total, (flows.src[use], flows.dst[use]), np.clip(residual - edge, -_CLEAR, _CLEAR))
+        np.add.at(count, (flows.src[use], flows.dst[use]), 1)
+        pull = total / np.maximum(count, 1)
+        for pairs, sign in ((apart, 1), (together, -1)):
+            for a, b in pairs:
+                pull[a, b] = pull[a, b] if count[a, b] else sign * _CLEAR / 2
+        return halves(pull + pull.T)
+
+    def _evidence(self, clean: Fit, model: Model) -> tuple[Pairs, Pairs]:
         """Pairs slow and pairs fast in this batch, and before it where this one says nothing."""
         flows = self.batch.pattern.plan
         pairs: dict[tuple[int, int], list[float]] = {}
@@ -314,44 +356,17 @@ def _best(fits: Sequence[Fit]) -> Fit:
     return min(fits, key=lambda f: f.score)
 
 
-def _groupings(
-    n: int, apart: frozenset[tuple[int, int]], together: frozenset[tuple[int, int]]
-) -> list[tuple[int, ...]]:
-    """Labels by rank: only what is known to be fast put together; and all put together that isn't known to be apart."""
-    parent = list(range(n))
-
-    def find(r: int) -> int:
-        while parent[r] != r:
-            r = parent[r]
-        return r
-
-    for a, b in sorted(together):
-        parent[find(a)] = find(b)
-    roots = [find(r) for r in range(n)]
-    conflicts: dict[int, set[int]] = {root: set() for root in roots}
-    for a, b in apart:
-        conflicts[roots[a]].add(roots[b])
-        conflicts[roots[b]].add(roots[a])
-    if len(apart) < 2 or any(root in others for root, others in conflicts.items()):
-        return []
-    colour: dict[int, int] = {}
-    for root in sorted(conflicts, key=lambda r: (-roots.count(r), r)):
-        # The largest groups choose first, the others avoid whom they conflict with.
-        taken = {colour[other] for other in conflicts[root] if other in colour}
-        colour[root] = next(c for c in range(n) if c not in taken)
-    fine, coarse = tuple(roots), tuple(colour[root] for root in roots)
-    return [_dense(labels) for labels in dict.fromkeys([coarse, fine]) if len(set(labels)) > 1]
-
-
-def _dense(labels: tuple[int, ...]) -> tuple[int, ...]:
-    names = {label: i for i, label in enumerate(dict.fromkeys(labels))}
-    return tuple(names[label] for label in labels)
-
-
 def _middle(fct: Floats) -> Floats:
-    """Mean of each edge's times without longest and shortest: a third of the epochs counts, an odd one doesn't."""
-    if len(fct) < 4:
-        return np.nan_to_num(np.array([np.nanmean(c) if np.isfinite(c).any() else 0.0 for c in fct.T]))
-    ordered = np.sort(fct, axis=0)[1:-1]  # NaN sorts last, so an edge that lacks a record keeps its longest
-    seen = np.isfinite(ordered)
-    return np.where(seen, ordered, 0.0).sum(axis=0) / np.maximum(seen.sum(axis=0), 1)
+    """The middle of each edge's times: what befalls a third of the epochs, such as a lost packet, isn't the link's."""
+    return np.array([float(np.median(c[np.isfinite(c)])) if np.isfinite(c).any() else 0.0 for c in fct.T])
+
+
+def _luck(batch: Batch, middle: Floats) -> float:
+    """How many times longer the chains of transfers are for their spread: each epoch waits for its unluckiest one."""
+    plan = batch.pattern.plan
+    usual = float(middle[critical_path(plan, middle)].sum())
+    if usual <= 0 or len(batch.fct) < 2:
+        return 1.0
+    times = np.where(np.isfinite(batch.fct), batch.fct, middle)
+    longest = [float(row[critical_path(plan, row)].sum()) for row in times]
+    return max(1.0, float(np.mean(longest)) / usual)

@@ -65,7 +65,8 @@ class ChoiceParams:
     swaps: int = 3
     """Decisions in a window, one of them kept for the way back."""
     worse: float = 1.3
-    """How many times longer a batch must take, under the same table, to count as a new situation."""
+    """How many times longer a batch must take, under the same table, to count as a new situation; how many times longer
+    than expected of a move, for it to be taken back before anything else is tried."""
     calm: int = 2
     """Batches without congestion before the start's program and table are taken again."""
     simulations: int = 240

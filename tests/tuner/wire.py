@@ -1,0 +1,49 @@
+"""A wire that the flow model doesn't know: messages find a full token bucket, or meet luck and lost packets."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxcoll.sim import Job, Network, Noise, Phase, World, racks
+from jaxcoll.sim.fluid import Result
+from jaxcoll.sim.network import Stranger
+from jaxcoll.telemetry import Records
+from jaxcoll.tuner.study import RATE
+
+BURST, FAST, LUCK, LOSS, AGAIN_S = 65536, 10, 0.3, 0.1, 0.2
+
+
+def spine(racked: Sequence[Sequence[int]], uplink: float, strangers: float) -> Network:
+    """Two racks of four, and strangers on the way from the first to the second."""
+    network = racks(racked, RATE, uplink, alpha=3e-4)
+    way = Stranger((24, 27), strangers)  # the racks' links come after three resources of each of eight hosts
+    return dataclasses.replace(network, strangers=(way,)) if strangers else network
+
+
+class Wire(World):
+    """Runs schedules of one lane. Inside a rack BURST bytes of a message go FAST times as fast; a transfer across takes
+    log-normally longer or shorter, and one in ten is sent again after AGAIN_S while there are strangers."""
+
+    def __init__(self, phases: Sequence[Phase], racked: Sequence[Sequence[int]], seed: int):
+        super().__init__(phases, seed=seed, noise=Noise(epoch=0.05, edge=0.05, arrival=1e-3), gap=0.02)
+        self._rack = np.array([next(i for i, rack in enumerate(racked) if rank in rack) for rank in range(8)])
+
+    def _records(self, job: Job, result: Result, program: int, version: int) -> tuple[Records, float, float]:
+        flows, network = job.plan, job.network
+        rng = np.random.default_rng([self._seed, self.epoch, 7])
+        across = self._rack[flows.src] != self._rack[flows.dst]
+        saved = np.minimum(BURST, flows.size) / RATE * (1 - 1 / FAST)
+        inside = np.maximum(result.busy - saved, flows.size / (RATE * FAST))
+        busy = np.where(across, result.busy * np.exp(LUCK * rng.standard_normal(len(across))), inside)
+        if network.strangers:
+            busy += across * (rng.random(len(across)) < LOSS) * AGAIN_S
+        arrive = np.zeros(network.nranks) if job.arrive is None else job.arrive
+        ready, end = arrive[flows.src], np.zeros(len(busy))
+        for edge in np.argsort(flows.step, kind="stable").tolist():
+            ready[edge] = max([ready[edge], *end[flows.parent[flows.child == edge]]])
+            end[edge] = max(ready[edge], arrive[flows.dst[edge]]) + network.alpha + busy[edge]
+        wired = Result(ready, ready, end, busy, float(end.max()))
+        return super()._records(job, wired, program, version)
