@@ -16,6 +16,7 @@ Floats = npt.NDArray[np.float64]
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#8c6bb1")
 _INK, _FAINT = "#444", "#ddd"
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 16, 14, 42
+_ODD = 2.5  # times the 90th percentile: what is higher would press the rest flat
 _MANY = 3000  # points drawn of a line; of more, every so many-th
 
 
@@ -100,11 +101,12 @@ def line_chart(
     width: int = 920,
     height: int = 270,
 ) -> str:
-    """Lines over common axes; y from 0 to just above the 99.5th percentile, what lies higher is drawn at the rim."""
+    """Lines over common axes; y from 0 to the most, unless that is an odd one: then it is drawn at the rim, and told."""
     lines = [line for line in lines if len(line.x)]
     every = np.concatenate([line.x for line in lines]) if lines else np.array([0.0, 1.0])
     values = np.concatenate([line.y for line in lines]) if lines else np.array([1.0])
-    top = float(np.percentile(values, 99.5)) * 1.08 or 1.0
+    usual = min(float(np.percentile(values, 99.5)), _ODD * float(np.percentile(values, 90)))
+    top = 1.08 * usual or 1.0
     frame = _Frame(width, height, (float(every.min()), float(every.max())), (0.0, top))
     out = [_open(width, height, title, "line"), *frame.axes(xlabel, ylabel)]
     for mark in marks:
@@ -115,6 +117,9 @@ def line_chart(
         out.append(f'<line class="mark" {line} stroke="{mark.colour}" stroke-dasharray="3 3">{tip}</line>')
     for i, line in enumerate(lines):
         out.append(_path(frame, line, COLOURS[i % len(COLOURS)], top))
+    if (values > top).any():
+        told = f"{int((values > top).sum())} above, up to {values.max():,.0f}"
+        out.append(f'<text x="{width - _RIGHT}" y="{_TOP - 3}" text-anchor="end">{told}</text>')
     out += _legend([(line.name, COLOURS[i % len(COLOURS)]) for i, line in enumerate(lines)], width)
     return "\n".join([*out, "</svg>"])
 

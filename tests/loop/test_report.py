@@ -171,4 +171,7 @@ def test_ticks_are_round_and_cover():
 def test_charts_without_data_are_still_charts():
     ET.fromstring(line_chart([], title="t", xlabel="x", ylabel="y"))
     ET.fromstring(line_chart([Line("one", np.array([1.0]), np.array([0.0]))], title="t", xlabel="x", ylabel="y"))
+    # One odd value doesn't press the rest flat; it is told.
+    steps = Line("step", np.arange(20.0), np.array([1400.0, *[100.0] * 19]))
+    assert "1 above, up to 1,400" in line_chart([steps], title="t", xlabel="x", ylabel="y")
     ET.fromstring(heatmap(np.full((2, 2), np.nan), title="t", unit="MB/s", top=1.0))
