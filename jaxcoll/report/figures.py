@@ -101,7 +101,7 @@ def line_chart(
     width: int = 920,
     height: int = 270,
 ) -> str:
-    """Lines over common axes; y from 0 to the most, unless that is an odd one: then it is drawn at the rim, and told."""
+    """Lines over common axes; y from 0 to the most, unless it is an odd one: then it is drawn at the rim, and told."""
     lines = [line for line in lines if len(line.x)]
     every = np.concatenate([line.x for line in lines]) if lines else np.array([0.0, 1.0])
     values = np.concatenate([line.y for line in lines]) if lines else np.array([1.0])
