@@ -92,7 +92,8 @@ def init_adaptive(
 
 def step_adaptive(state: AdaptiveState, samples: Sequence[Epoch]) -> Outcome:
     """Takes the epochs that have ended since; decides once a batch is full."""
-    state = dataclasses.replace(state, collector=state.collector.add(samples, state.config))
+    collector = state.collector.add(samples, state.config).settled(state.params.quick)
+    state = dataclasses.replace(state, collector=collector)
     collector, batch = state.collector.batch(state.spec, state.config, state.react.B)
     if batch is None:
         return _quick(state) or (state, None, f"{len(state.collector.waiting)} of {state.react.B} epochs of the batch")

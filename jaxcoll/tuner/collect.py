@@ -5,9 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from jaxcoll.telemetry import Epoch
+from jaxcoll.telemetry import Epoch, epoch_seconds
 from jaxcoll.tuner.measure import Batch, batch_of, pattern_of
 from jaxcoll.tuner.types import Config, ScheduleSet
+
+
+_SHIFT = 1.2
+"""Epochs that all take so many times as long as all before them, or all before as long as they, are a new situation."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +33,18 @@ class Collector:
         pattern = pattern_of(spec.by_id[config.program].schedule, config.table, spec.nbytes)
         batch = batch_of(self.waiting[:size], pattern, spec.nranks)
         return Collector(self.waiting[size:], self.seen), batch
+
+    def settled(self, least: int) -> Collector:
+        """Without the waiting epochs before a change of the network that the last `least` and more of them show.
+
+        A batch that began before the change and ends after it tells of neither.
+        """
+        seconds = [epoch_seconds(e) for e in self.waiting]
+        for first in range(len(seconds) - least, 0, -1):
+            before, after = seconds[:first], seconds[first:]
+            if min(after) > _SHIFT * max(before) or min(before) > _SHIFT * max(after):
+                return Collector(self.waiting[first:], self.seen)
+        return self
 
     def cleared(self) -> Collector:
         """Without waiting epochs: they ran a table that is no longer in force."""

@@ -14,6 +14,7 @@ from jaxcoll.schedule.verify import valid
 from jaxcoll.sim import Network, Noise, Phase, World, racks, star
 from jaxcoll.telemetry import group_epochs
 from jaxcoll.tuner import Config, Decision, Policy, Program, ScheduleSet, Setup, init, step, stragglers
+from jaxcoll.tuner.collect import Collector
 from jaxcoll.tuner.replay import replay, replay_run, write_run
 from jaxcoll.tuner.study import NOISE, RATE, all_reduce_set, best_swapped, come_and_go, drive, untuned
 
@@ -52,6 +53,18 @@ def test_the_paper_s_policy_gains_by_swaps(nranks: int) -> None:
     reached = [gains(spec, network, 180, seed, "react-paper")[3] / best for seed in range(3)]
     assert np.median(reached) >= 0.95
     assert min(reached) >= 0.7, "even a search out of luck ends near where it began: what doesn't pay is reverted"
+
+
+def test_epochs_before_a_change_don_t_count_as_epochs_after_it() -> None:
+    spec = all_reduce_set("dual_tree", 4)
+    schedule = spec.by_id[spec.home.program].schedule
+    phases = [Phase(0, star(4, RATE)), Phase(4, star(4, RATE).congest(1, 2))]
+    records, _ = world(phases).run(schedule, spec.home.table, spec.nbytes, 9, program=spec.home.program)
+    epochs = group_epochs(records)
+    waits = [len(Collector(tuple(epochs[:n])).settled(3).waiting) for n in range(4, 10)]
+    assert waits == [4, 5, 6, 3, 4, 5]
+    # One slow epoch is none.
+    assert len(Collector((*epochs[:3], epochs[5], epochs[3])).settled(3).waiting) == 5
 
 
 @pytest.mark.parametrize(("start", "least"), [("dual_tree", 1.45), ("ring", 1.8)])
