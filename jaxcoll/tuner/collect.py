@@ -9,7 +9,6 @@ from jaxcoll.telemetry import Epoch, epoch_seconds
 from jaxcoll.tuner.measure import Batch, batch_of, pattern_of
 from jaxcoll.tuner.types import Config, ScheduleSet
 
-
 _SHIFT = 1.2
 """Epochs that all take so many times as long as all before them, or all before as long as they, are a new situation."""
 
