@@ -14,7 +14,7 @@ from jaxcoll import config
 from jaxcoll.errors import JaxcollError, UsageError
 from jaxcoll.version import __version__
 
-API_VERSION = 2
+API_VERSION = 3
 NATIVE_DIR = Path(__file__).parents[1] / "_native"
 
 

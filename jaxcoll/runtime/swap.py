@@ -51,15 +51,13 @@ class Promise:
     set_id: SetId
     version: int
     since: float
-    held_s: float
-    """Seconds in the library's lock for promising."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
     """How a promise ended here.
 
-    `held_s`: seconds that the calls into the library took, the longest that a passing execution can have been held up.
+    `held_s`: seconds in the lock that a beginning execution takes, the longest that one can have been held up.
     `waiting`: executions that waited for the verdict, up to `waited_s` seconds.
     """
 
@@ -136,10 +134,8 @@ class LocalSwaps:
         launches = native.ffi.new("int64_t[]", [p[1] for p in points] or 1)
         indices = native.ffi.new("uint32_t[]", [p[2] for p in points] or 1)
         with self._lock:
-            began = time.perf_counter()
             native.check(native.lib.jc_set_propose(self._world.handle, *set_id, version, sites, launches, indices, n))
-            now = time.perf_counter()
-            self._promises[attempt] = Promise(set_id, version, time.monotonic(), now - began)
+            self._promises[attempt] = Promise(set_id, version, time.monotonic())
 
     def decide(self, attempt: str, commit: bool) -> Outcome | None:
         """Obeys a verdict that stands in the store. None for an attempt without a promise here."""
@@ -149,9 +145,8 @@ class LocalSwaps:
                 return self._outcomes.get(attempt)
             native = self._world.native
             waiting = int(native.lib.jc_set_waiting(self._world.handle, *promise.set_id))
-            began = time.perf_counter()
             native.check(native.lib.jc_set_decide(self._world.handle, *promise.set_id, promise.version, int(commit)))
-            held = promise.held_s + time.perf_counter() - began
+            held = int(native.lib.jc_set_held(self._world.handle, *promise.set_id)) / 1e9
             waited = time.monotonic() - promise.since if waiting else 0.0
             outcome = Outcome(commit, held, waiting, waited)
             self.commits += commit

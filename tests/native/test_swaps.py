@@ -181,6 +181,8 @@ def test_executions_wait_for_the_verdict(transport: str, commit: bool):
         assert all((op.result() == 10).all() for op in ops)
         assert {lib.jc_set_version(w, group, key) for w in cluster.worlds} == {int(commit)}
         assert sum(lib.jc_set_waiting(w, group, key) for w in cluster.worlds) == 0
+        assert all(0 < lib.jc_set_held(w, group, key) < 1e9 for w in cluster.worlds)
+        assert lib.jc_set_held(cluster.worlds[0], group, key + 99) == 0  # no such set
 
 
 # ---------------------------------------------------------------- under load

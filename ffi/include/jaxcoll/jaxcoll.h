@@ -15,7 +15,7 @@
 extern "C" {
 #endif
 
-#define JC_API_VERSION 2
+#define JC_API_VERSION 3
 
 typedef struct jc_world jc_world;
 typedef struct jc_op jc_op;
@@ -79,6 +79,8 @@ int jc_set_propose(jc_world* w, uint64_t group, int64_t set_key, uint64_t versio
 int jc_set_decide(jc_world* w, uint64_t group, int64_t set_key, uint64_t version, int commit);
 int64_t jc_set_version(jc_world* w, uint64_t group, int64_t set_key);
 int64_t jc_set_waiting(jc_world* w, uint64_t group, int64_t set_key);
+/* Nanoseconds for which the last proposal and its verdict have held the lock that a beginning execution takes. */
+int64_t jc_set_held(jc_world* w, uint64_t group, int64_t set_key);
 
 /* An operation without XLA (tests, benchmarks). Leaf i has counts[i] elements a block. */
 jc_op* jc_op_start(jc_world* w, int64_t device, int64_t launch, int32_t kind, int32_t reduce, int32_t dtype,

@@ -220,6 +220,11 @@ int64_t jc_set_version(jc_world* w, uint64_t group, int64_t set_key) {
   return set == nullptr ? -1 : static_cast<int64_t>(set->version());
 }
 
+int64_t jc_set_held(jc_world* w, uint64_t group, int64_t set_key) {
+  auto set = w->world->FindSet(group, set_key);
+  return set == nullptr ? 0 : set->held_ns();
+}
+
 int64_t jc_set_waiting(jc_world* w, uint64_t group, int64_t set_key) {
   auto set = w->world->FindSet(group, set_key);
   return set == nullptr ? 0 : static_cast<int64_t>(set->waiting());

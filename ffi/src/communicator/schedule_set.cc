@@ -10,6 +10,19 @@ namespace {
 // Executions older than this many commits are over on every rank: a commit needs the acknowledgement of all of them.
 constexpr size_t kCommitsKept = 64;
 
+// Adds the time of its scope to `*sum`.
+class Timed {
+ public:
+  explicit Timed(int64_t* sum) : sum_(sum), began_ns_(NowNs()) {}
+  Timed(const Timed&) = delete;
+  Timed& operator=(const Timed&) = delete;
+  ~Timed() { *sum_ += NowNs() - began_ns_; }
+
+ private:
+  int64_t* const sum_;
+  const int64_t began_ns_;
+};
+
 }  // namespace
 
 ScheduleSet::ScheduleSet(std::vector<std::shared_ptr<const Program>> programs, size_t chosen)
@@ -79,6 +92,8 @@ std::map<uint64_t, Place> ScheduleSet::Started() {
 
 Status ScheduleSet::Propose(uint64_t version, const std::map<uint64_t, Place>& points) {
   std::lock_guard<std::mutex> lock(mu_);
+  held_ns_ = 0;
+  Timed timed(&held_ns_);
   auto it = staged_.find(version);
   if (it == staged_.end())
     return Status::Error(Format("table version %llu is not staged", static_cast<unsigned long long>(version)));
@@ -97,6 +112,7 @@ Status ScheduleSet::Decide(uint64_t version, bool commit) {
   std::vector<std::pair<Waiting, std::shared_ptr<const Plan>>> go;
   {
     std::lock_guard<std::mutex> lock(mu_);
+    Timed timed(&held_ns_);
     if (!proposal_ || proposal_->version->number != version)
       return Status::Error(Format("table version %llu is not proposed", static_cast<unsigned long long>(version)));
     if (commit) {
@@ -146,6 +162,11 @@ std::pair<std::shared_ptr<const Program>, std::shared_ptr<const Table>> Schedule
 size_t ScheduleSet::waiting() {
   std::lock_guard<std::mutex> lock(mu_);
   return waiting_.size();
+}
+
+int64_t ScheduleSet::held_ns() {
+  std::lock_guard<std::mutex> lock(mu_);
+  return held_ns_;
 }
 
 std::vector<uint64_t> ScheduleSet::versions() {

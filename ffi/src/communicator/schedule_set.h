@@ -59,6 +59,8 @@ class ScheduleSet {
   uint64_t version();  // newest in force
   std::pair<std::shared_ptr<const Program>, std::shared_ptr<const Table>> InForce();
   size_t waiting();
+  // For how long the last proposal and its verdict have held the lock that a beginning execution takes, nanoseconds.
+  int64_t held_ns();
   std::vector<uint64_t> versions();
   const std::vector<std::shared_ptr<const Program>>& programs() const { return programs_; }
 
@@ -92,6 +94,7 @@ class ScheduleSet {
   std::map<uint64_t, std::shared_ptr<Version>> staged_;
   std::map<uint64_t, Place> started_;
   std::vector<Waiting> waiting_;
+  int64_t held_ns_ = 0;
 };
 
 }  // namespace jaxcoll
