@@ -7,6 +7,7 @@ slower, where the library is missing.
 from __future__ import annotations
 
 import functools
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+log = logging.getLogger("jaxcoll")
 
 ABI = 3
 # Set to "none" to go without, or to the path of another build.
@@ -36,23 +39,29 @@ def candidates() -> list[Path]:
 
 
 @functools.cache
-def library(cdef: str) -> Library | None:
-    """The library with the functions that `cdef` declares, or None where none with this interface can be loaded."""
+def load(cdef: str) -> Library | None:
+    """The library with the functions that `cdef` declares, or None where none with this interface can be loaded.
+
+    A warning tells why, unless it is meant so.
+    """
     if os.environ.get(OVERRIDE) == "none":
         return None
-    try:
-        import cffi
-    except ImportError:
-        return None
+    import cffi
+
     ffi = cffi.FFI()
+    whys: list[str] = []
     ffi.cdef(cdef + "\nint32_t jc_flow_abi(void);")
     for path in candidates():
         try:
             lib: Any = ffi.dlopen(str(path))
-            if lib.jc_flow_abi() == ABI:
+            found = lib.jc_flow_abi()
+            if found == ABI:
                 return Library(ffi, lib)
-        except (OSError, AttributeError):
-            continue  # another build, or one without this part
+            whys.append(f"{path} has interface {found}, not {ABI}")
+        except (OSError, AttributeError) as error:  # not a library, or one without this part
+            whys.append(f"{path}: {error}")
+    why = "; ".join(whys) or "there is none; build it (`make native` in a clone), or install jaxcoll again"
+    log.warning("the native library can't be used for synthesis and the flow model, Python does it slower: %s", why)
     return None
 
 

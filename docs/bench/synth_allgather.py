@@ -14,6 +14,7 @@ Times are wall-clock times (a solve is single-threaded); --cpu for those of the 
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import os
 import statistics
@@ -247,11 +248,15 @@ def plot() -> None:
     print("\n".join(['<rect width="100%" height="100%" fill="white"/>', *marks, "</svg>"]))
 
 
+PARTS = {f.__name__: f for f in (times, warm, bound, fig1, plot, fig8, latency)}
+
 if __name__ == "__main__":
-    if sys.argv[1:] == ["plot"]:
-        plot()
-        sys.exit()
-    print(f"<!-- native engine: {'yes' if native.load() else 'no'} -->")
-    if "--cpu" in sys.argv:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("--cpu", action="store_true", help="seconds of the process's CPU instead of the wall clock's")
+    args = parser.parse_args()
+    if args.cpu:
         result_module.time.perf_counter = time.process_time  # type: ignore[assignment]
-    {"times": times, "bound": bound, "fig1": fig1, "fig8": fig8, "latency": latency, "warm": warm}[sys.argv[1]]()
+    if args.part != "plot":
+        print(f"<!-- native engine: {'yes' if native.load() else 'no'} -->")
+    PARTS[args.part]()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from jaxcoll import flowlib
 
 CDEF = """
@@ -21,26 +23,20 @@ int32_t jc_fluid_run(const jc_fluid* jobs);
 
 _SIZES = ("jobs", "hops", "timed")
 _DOUBLES = (
-    "capacity",
-    "lag",
-    "size",
-    "alpha",
-    "gate",
-    "stranger_weight",
-    "stranger_cap",
-    "ready",
-    "start",
-    "end",
-    "busy",
-)
+    "capacity", "lag", "size", "alpha", "gate", "stranger_weight", "stranger_cap", "ready", "start", "end", "busy",
+)  # fmt: skip
 
 
 def run(**fields: Any) -> int | None:
-    """Fills the arrays ready, start, end and busy (float64, contiguous). Fields as jc_fluid has them.
+    """Fills the arrays ready, start, end and busy [edges], seconds, which must be float64 and contiguous.
 
-    Returns jc_fluid_run's status, or None where there is no library.
+    Fields, their shapes and units are those of jc_fluid (ffi/src/flow/fluid.h). Returns jc_fluid_run's status, or None
+    where there is no library.
     """
-    found = flowlib.library(CDEF)
+    for name in ("ready", "start", "end", "busy"):  # of any other array a copy would be filled, and lost
+        assert fields[name].dtype == np.float64, name
+        assert fields[name].flags.c_contiguous, name
+    found = flowlib.load(CDEF)
     if found is None:
         return None
     views = {

@@ -12,8 +12,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxcoll import flowlib
 from jaxcoll.errors import SynthesisError
-from jaxcoll.flowlib import Library, as_bytes, as_int32, as_int64, library
+from jaxcoll.flowlib import Library, as_bytes, as_int32, as_int64
 
 CDEF = """
 typedef struct jc_flow jc_flow;
@@ -58,7 +59,7 @@ ByteArray = NDArray[np.uint8]
 
 def load() -> Library | None:
     """The library, or None where none with this interface can be loaded."""
-    return library(CDEF)
+    return flowlib.load(CDEF)
 
 
 class FlowQuery(Protocol):

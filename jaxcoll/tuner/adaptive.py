@@ -92,7 +92,7 @@ def init_adaptive(
 
 def step_adaptive(state: AdaptiveState, samples: Sequence[Epoch]) -> Outcome:
     """Takes the epochs that have ended since; decides once a batch is full."""
-    collector = state.collector.add(samples, state.config).settled(state.params.quick)
+    collector = state.collector.add(samples, state.config).settled(state.params.quick, state.params.shift)
     state = dataclasses.replace(state, collector=collector)
     collector, batch = state.collector.batch(state.spec, state.config, state.react.B)
     if batch is None:

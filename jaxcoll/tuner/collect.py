@@ -9,9 +9,6 @@ from jaxcoll.telemetry import Epoch, epoch_seconds
 from jaxcoll.tuner.measure import Batch, batch_of, pattern_of
 from jaxcoll.tuner.types import Config, ScheduleSet
 
-_SHIFT = 1.2
-"""Epochs that all take so many times as long as all before them, or all before as long as they, are a new situation."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Collector:
@@ -33,15 +30,16 @@ class Collector:
         batch = batch_of(self.waiting[:size], pattern, spec.nranks)
         return Collector(self.waiting[size:], self.seen), batch
 
-    def settled(self, least: int) -> Collector:
-        """Without the waiting epochs before a change of the network that the last `least` and more of them show.
+    def settled(self, least: int, shift: float) -> Collector:
+        """Without the waiting epochs before a change of the network, which the last `least` of them or more show.
 
-        A batch that began before the change and ends after it tells of neither.
+        They all take `shift` times as long as all before them, or all before as long as they. A batch that began before
+        the change and ends after it tells of neither.
         """
         seconds = [epoch_seconds(e) for e in self.waiting]
         for first in range(len(seconds) - least, 0, -1):
             before, after = seconds[:first], seconds[first:]
-            if min(after) > _SHIFT * max(before) or min(before) > _SHIFT * max(after):
+            if min(after) > shift * max(before) or min(before) > shift * max(after):
                 return Collector(self.waiting[first:], self.seen)
         return self
 

@@ -67,6 +67,9 @@ class ChoiceParams:
     worse: float = 1.3
     """How many times longer a batch must take, under the same table, to count as a new situation; how many times longer
     than expected of a move, for it to be taken back before anything else is tried."""
+    shift: float = 1.2
+    """How many times longer the last `quick` epochs must all take than all before them, or shorter, for those before to
+    be left out of the batch: the network has changed."""
     calm: int = 2
     """Batches without congestion before the start's program and table are taken again."""
     simulations: int = 240

@@ -21,8 +21,8 @@ def choose(monkeypatch: pytest.MonkeyPatch) -> Iterator[Choose]:
             monkeypatch.setenv(flowlib.OVERRIDE, "none")
         else:
             monkeypatch.delenv(flowlib.OVERRIDE, raising=False)
-        flowlib.library.cache_clear()
-        assert (flowlib.library(native.CDEF) is not None) == (name == "native")
+        flowlib.load.cache_clear()
+        assert (flowlib.load(native.CDEF) is not None) == (name == "native")
 
     yield take
-    flowlib.library.cache_clear()
+    flowlib.load.cache_clear()

@@ -175,6 +175,8 @@ def test_ecmp_routes_can_collide() -> None:
 def test_a_late_rank_delays_but_does_not_slow() -> None:
     edges = flows((0, 1, 0, 1e6), (1, 2, 1, 1e6), deps=((1, 0),))
     result = simulate_one(edges, quiet(3), arrive=np.array([0.05, 0.0, 0.0]))
+    whole = simulate_one(edges, quiet(3), arrive=np.array([1, 0, 0]))
+    np.testing.assert_allclose(whole.ready, [1, 1.001], rtol=1e-9)
     np.testing.assert_allclose(result.end, [0.051, 0.052], rtol=1e-9)
     np.testing.assert_allclose(result.busy, [1e-3, 1e-3], rtol=1e-9)
 

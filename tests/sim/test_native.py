@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from jaxcoll import flowlib
 from jaxcoll.schedule import Kind, Table, build
 from jaxcoll.sim import Job, Network, native, plan, racks, simulate, spines, star
 from tests.sim.conftest import Choose
@@ -89,3 +91,17 @@ def fields(**other: object) -> dict[str, object]:
 def test_arguments_that_make_no_sense_are_refused(bad: dict[str, object], status: int, choose: Choose) -> None:
     choose("native")
     assert native.run(**fields(**bad)) == status
+
+
+def test_a_library_that_can_t_be_used_is_told(
+    tmp_path: Path, choose: Choose, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    choose("numpy")
+    broken = tmp_path / "libjaxcoll.so"
+    broken.write_bytes(b"no library")
+    monkeypatch.setenv(flowlib.OVERRIDE, str(broken))
+    flowlib.load.cache_clear()
+    with caplog.at_level("WARNING", "jaxcoll"):
+        assert simulate(jobs(0)[:1])[0].total > 0
+    assert "Python does it slower" in caplog.text
+    assert str(broken) in caplog.text

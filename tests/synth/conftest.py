@@ -19,7 +19,7 @@ SOURCES = Path(__file__).resolve().parents[2] / "ffi" / "src" / "flow"
 @pytest.fixture(scope="session")
 def flow_library(tmp_path_factory: pytest.TempPathFactory) -> str | None:
     """What to set as `flowlib.OVERRIDE` for the native engine; None: the installed library has it."""
-    flowlib.library.cache_clear()
+    flowlib.load.cache_clear()
     if native.load() is not None:
         return None
     compiler = shutil.which("g++") or shutil.which("clang++")
@@ -36,17 +36,17 @@ def fast(flow_library: str | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     """The native engine."""
     if flow_library is not None:
         monkeypatch.setenv(flowlib.OVERRIDE, flow_library)
-    flowlib.library.cache_clear()
+    flowlib.load.cache_clear()
     assert native.load() is not None
     yield
-    flowlib.library.cache_clear()
+    flowlib.load.cache_clear()
 
 
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Python alone."""
     monkeypatch.setenv(flowlib.OVERRIDE, "none")
-    flowlib.library.cache_clear()
+    flowlib.load.cache_clear()
     assert native.load() is None
     yield
-    flowlib.library.cache_clear()
+    flowlib.load.cache_clear()

@@ -64,9 +64,9 @@ def test_noisy_paths_are_those_of_numpy(kind: str, flow_library: str | None, mon
     for library in (flow_library, "none"):
         if library is not None:
             monkeypatch.setenv(flowlib.OVERRIDE, library)
-        flowlib.library.cache_clear()
+        flowlib.load.cache_clear()
         found.append(Pricer(net).paths(weight, noise, roots, column, dest))
-    flowlib.library.cache_clear()
+    flowlib.load.cache_clear()
     np.testing.assert_array_equal(*found)
     first = found[0][:, 0]
     assert (net.tail[first[first >= 0]] == roots[column][first >= 0]).all()
@@ -79,9 +79,9 @@ def test_a_solve_is_the_same_in_both(flow_library: str | None, monkeypatch: pyte
     for library in (flow_library, "none"):
         if library is not None:
             monkeypatch.setenv(flowlib.OVERRIDE, library)
-        flowlib.library.cache_clear()
+        flowlib.load.cache_clear()
         results.append(all_to_all(topology))
-    flowlib.library.cache_clear()
+    flowlib.load.cache_clear()
     assert results[0].throughput == results[1].throughput
     assert results[0].schedule == results[1].schedule
 

@@ -61,10 +61,10 @@ def test_epochs_before_a_change_don_t_count_as_epochs_after_it() -> None:
     phases = [Phase(0, star(4, RATE)), Phase(4, star(4, RATE).congest(1, 2))]
     records, _ = world(phases).run(schedule, spec.home.table, spec.nbytes, 9, program=spec.home.program)
     epochs = group_epochs(records)
-    waits = [len(Collector(tuple(epochs[:n])).settled(3).waiting) for n in range(4, 10)]
+    waits = [len(Collector(tuple(epochs[:n])).settled(3, 1.2).waiting) for n in range(4, 10)]
     assert waits == [4, 5, 6, 3, 4, 5]
     # One slow epoch is none.
-    assert len(Collector((*epochs[:3], epochs[5], epochs[3])).settled(3).waiting) == 5
+    assert len(Collector((*epochs[:3], epochs[5], epochs[3])).settled(3, 1.2).waiting) == 5
 
 
 @pytest.mark.parametrize(("start", "least"), [("dual_tree", 1.45), ("ring", 1.8)])

@@ -132,9 +132,9 @@ class World {
   std::unordered_map<uint64_t, Counter> counters_;
   std::vector<std::shared_ptr<gpu::Runtime>> runtimes_;  // outlive the teams
   std::unordered_map<uint64_t, std::shared_ptr<gpu::Team>> teams_;
-  std::vector<Joined> joined_;  // all that are in use or being made
-  // Failures that were heard of before this process came to join, by generation.
+  std::vector<Joined> joined_;       // all that are in use or being made
   std::map<int, std::string> gone_;  // processes that were lost, and why
+  // Failures that were heard of before this process came to join, by generation.
   std::unordered_map<int64_t, std::string> failed_before_;
   std::unordered_map<int, int64_t> device_of_ordinal_;
 };
