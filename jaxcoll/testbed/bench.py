@@ -87,6 +87,8 @@ class _Placement:
         plan = self._plan
         if plan.shuffle:
             random.Random(f"{plan.seed}/{self._number}").shuffle(self._hosts)
+        if plan.shuffle or _spines(self._bed) > 1:
+            # Which spine a connection takes is decided when it is made: no variant may keep a lucky draw.
             self._variants.drop(plan.variants)
         # What a tuner learnt in one placement must not help it in the next.
         self._variants.drop([v for v in plan.variants if plan.is_tuned(v)])
@@ -253,10 +255,14 @@ class _Placement:
             self._totals.found.append(found)
 
 
+def _spines(bed: Testbed) -> int:
+    """Between how many routers in the middle a connection may choose."""
+    return len(bed.layout.routers) - len(set(bed.layout.groups.values()))
+
+
 def measure(bed: Testbed, plan: Plan, say: Say, show: Callable[[Row], None]) -> tuple[list[Row], Totals]:
     """Carry out a plan. say: told what begins now; show: given each row as it is done."""
-    width = len(bed.layout.routers) - len(set(bed.layout.groups.values()))
-    check(plan, len(bed.layout.hosts), bed.layout.name, width)
+    check(plan, len(bed.layout.hosts), bed.layout.name, _spines(bed))
     rows: list[Row] = []
     totals = Totals()
     chosen = victims(plan, len(bed.layout.hosts))

@@ -158,6 +158,22 @@ _ORDER = (
     Reading("best order found: untuned / this", _after("untuned", "best")),
 )
 
+
+def _ecmp(variant: str, what: str) -> Scenario:
+    return Scenario(
+        f"ecmp-{variant}",
+        f"erratic congestion: the kernel's ECMP over four spines, {what}",
+        "--hosts 8 --p 2 --topology spines --width 4 --spine 100Mbit --schedule dual_tree --size 2M --epochs 100"
+        f" --variants untuned,{variant}",
+        330,
+        (
+            Reading(f"{variant}: untuned / this, mean", _mean("untuned", variant), least=1.0),
+            Reading(f"{variant}: untuned / this, after convergence", _after("untuned", variant)),
+            Reading(f"{variant}: moves a minute", lambda r: r.swaps_a_minute(variant), most=3),
+        ),
+    )
+
+
 SCENARIOS: tuple[Scenario, ...] = (
     _swaps(4, 1, 1.15, 240),
     _swaps(4, 2, 1.2, 240),
@@ -189,19 +205,8 @@ SCENARIOS: tuple[Scenario, ...] = (
         300,
         _ORDER,
     ),
-    Scenario(
-        "ecmp",
-        "erratic congestion: the kernel's ECMP over four spines",
-        "--hosts 8 --p 2 --topology spines --width 4 --spine 100Mbit --schedule dual_tree --size 2M --epochs 60"
-        " --variants untuned,on,swaps",
-        300,
-        (
-            Reading("on: untuned / this, mean", _mean("untuned", "on"), least=1.0),
-            Reading("swaps: untuned / this, mean", _mean("untuned", "swaps"), least=1.0),
-            Reading("on: moves a minute", lambda r: r.swaps_a_minute("on")),
-            Reading("swaps: moves a minute", lambda r: r.swaps_a_minute("swaps"), most=3),
-        ),
-    ),
+    _ecmp("on", "free choice"),
+    _ecmp("swaps", "swaps alone"),
     Scenario(
         "come-and-go",
         "congestion that comes for 60 s and goes for 30 s, three times",

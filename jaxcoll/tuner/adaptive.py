@@ -9,6 +9,7 @@ rank is told apart and causes nothing.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,20 +19,46 @@ from jaxcoll.tuner.choice import Candidate, Scorer, search
 from jaxcoll.tuner.collect import Collector
 from jaxcoll.tuner.detect import Congestion, detect, rate_text
 from jaxcoll.tuner.fit import Belief, Fitter
+from jaxcoll.tuner.groups import Pairs
 from jaxcoll.tuner.measure import Batch
 from jaxcoll.tuner.model import Model
 from jaxcoll.tuner.params import ChoiceParams, ReactParams
 from jaxcoll.tuner.transforms import graph_name
 from jaxcoll.tuner.types import Config, Decision, ScheduleSet
 
+_BATCHES = 4
+"""Batches of a configuration whose times are kept, as long as the network seems to be the same."""
+_ANOTHER = 0.15
+"""Times that differ by so much (log) are told apart."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """A configuration and the epoch time that it had, seconds, at `epoch`."""
+    """A configuration and how long its last epochs took, seconds, until `epoch`."""
 
     config: Config
-    seconds: float
+    epochs: tuple[float, ...]
     epoch: int
+
+    @property
+    def seconds(self) -> float:
+        """Mean time of an epoch."""
+        return float(np.mean(self.epochs))
+
+    def differs(self, batch: Batch) -> bool:
+        """Whether the batch shows another network: another mean, and by the most of its epochs, not by a few.
+
+        Where links are erratic one batch is easily half as long again as the next.
+        """
+        if abs(np.log(batch.time / self.seconds)) < _ANOTHER:
+            return False
+        (low, high), (least, most) = (np.percentile(x, [15, 85]) for x in (self.epochs, batch.seconds))
+        return bool(least > high or most < low)
+
+    @property
+    def chance(self) -> float:
+        """How much of the mean (log) may be chance: two standard errors."""
+        return 2 * float(np.std(np.log(self.epochs))) / math.sqrt(len(self.epochs))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +70,15 @@ class Trial:
     action: str
     words: str
     expected: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Doubt:
+    """A move, to another program or by swaps alone, took `factor` times as long as was promised of it, at `epoch`."""
+
+    factor: float
+    program: bool
+    epoch: int
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -59,6 +95,7 @@ class AdaptiveState:
     round: int = 0
     model: Model | None = None
     measured: tuple[Measured, ...] = ()
+    """What was in force, the present one last."""
     trial: Trial | None = None
     calm: int = 0
     failures: int = 0
@@ -69,6 +106,10 @@ class AdaptiveState:
     """Times that the start was tried again too early."""
     surprised: bool = False
     """Whether the last batch's move fell far short of what was expected of it."""
+    doubt: Doubt | None = None
+    """What the last move that fell far short has taught about such promises."""
+    waited: bool = False
+    """Whether the last batch decided nothing because it was unlike those before it."""
     worse: bool = False
     """Whether the epochs have become much slower since the last decision, which then had other grounds."""
     stragglers: tuple[int, ...] = ()
@@ -101,17 +142,30 @@ def step_adaptive(state: AdaptiveState, samples: Sequence[Epoch]) -> Outcome:
 
 
 def _quick(state: AdaptiveState) -> Outcome | None:
-    """A few epochs of the batch decide alone where they show plain, steady congestion and a way to gain much."""
+    """A few epochs of the batch decide alone: where they show plain, steady congestion and a way to gain much, or that
+    the last move has made it much worse."""
     params = state.params
-    if len(state.collector.waiting) != params.quick or state.trial is not None or state.failures:
+    if len(state.collector.waiting) != params.quick:
         return None
     _, batch = state.collector.batch(state.spec, state.config, params.quick)
-    if batch is None or not detect(batch, state.react.delta1, state.react.delta2).steady.any():
+    if batch is None:
+        return None
+    if state.trial is not None:
+        after, decision, why = _full(state, batch) if _is_flop(state.trial, batch, params) else (state, None, "")
+        return (after, decision, why) if decision is not None and decision.action == "revert" else None
+    # Where the few don't agree among themselves, nothing is plain.
+    agree = float(batch.seconds.max()) < params.worse * float(batch.seconds.min())
+    if state.failures or not agree or not detect(batch, state.react.delta1, state.react.delta2).steady.any():
         return None
     after, decision, why = _full(state, batch)
     if decision is None or decision.action not in ("swap", "program") or decision.expected > 1 - params.quick_gain:
         return None
     return after, decision, why
+
+
+def _is_flop(trial: Trial, batch: Batch, params: ChoiceParams) -> bool:
+    """Whether every epoch since the move has taken much longer than those before it did."""
+    return float(batch.seconds.min()) > params.worse * trial.seconds
 
 
 def _full(state: AdaptiveState, batch: Batch) -> Outcome:
@@ -141,16 +195,18 @@ def _judge(state: AdaptiveState, batch: Batch) -> tuple[AdaptiveState, str]:
     """Notes the batch's time, and whether the last move has paid."""
     now, horizon = state.collector.seen, state.react.H * (1 + state.failures)
     last = next((m for m in state.measured if m.config.key == state.config.key), None)
-    measured = state.measured
-    if last is not None and state.trial is None and abs(np.log(batch.time / last.seconds)) > 0.15:
+    measured, epochs = state.measured, tuple(batch.seconds.tolist())
+    if last is not None and state.trial is None and not last.differs(batch):
+        epochs = (*last.epochs, *epochs)[-_BATCHES * state.react.B :]
+    elif last is not None and state.trial is None:
         # The network has changed: what was measured before says nothing now, nor that no fit did better. What is newer
         # than the time that has proved stale stands: it made the move look bad that it was a change to try out.
         measured = tuple(m for m in measured if m.epoch > last.epoch)
         state = dataclasses.replace(state, fitted=None)
         if batch.time > state.params.worse * last.seconds:
-            state = dataclasses.replace(state, worse=True, failures=0)
+            state = dataclasses.replace(state, worse=True, failures=0, doubt=None)
     kept = tuple(m for m in measured if m.config.key != state.config.key and m.epoch > now - horizon)
-    state = dataclasses.replace(state, measured=(*kept, Measured(state.config, batch.time, now)))
+    state = dataclasses.replace(state, measured=(*kept, Measured(state.config, epochs, now)))
     trial, state = state.trial, dataclasses.replace(state, surprised=False)
     if trial is None:
         return state, ""
@@ -159,7 +215,14 @@ def _judge(state: AdaptiveState, batch: Batch) -> tuple[AdaptiveState, str]:
     failures = 0 if paid else state.failures + 1
     probes = state.probes + (trial.action == "probe" and not paid)
     surprised = not paid and ratio > state.params.worse * trial.expected
-    state = dataclasses.replace(state, trial=None, failures=failures, probes=probes, surprised=surprised)
+    doubt = state.doubt if state.doubt is not None and state.doubt.epoch > now - horizon else None
+    if trial.action in ("swap", "program"):
+        short = ratio / trial.expected
+        if short > state.params.worse:
+            doubt = Doubt(short, trial.action == "program", now)
+        elif doubt is not None and doubt.program == (trial.action == "program"):
+            doubt = None
+    state = dataclasses.replace(state, trial=None, failures=failures, probes=probes, surprised=surprised, doubt=doubt)
     return state, f"{trial.words}; measured {ratio:.2f}x: {'kept' if paid else 'no gain'}. "
 
 
@@ -185,9 +248,11 @@ def _when_clean(state: AdaptiveState, batch: Batch, belief: Belief, congestion: 
         return back
     if state.calm < state.params.calm or not _may_swap(state, batch.now_ns):
         return state, None, f"{verdict}no congestion for {state.calm} batches"
-    here, there = Scorer(state.spec, belief, state.params).seconds([state.config, home])
-    expected = _known(state, home) / batch.time if _known(state, home) else there / here
-    if expected > 1 + state.params.keep:
+    scorer = Scorer(state.spec, belief, _crossed(batch), state.params, np.random.default_rng([state.seed, state.round]))
+    here, there = scorer.seconds([state.config, home])
+    known = _known(state, home)
+    expected = known / _known(state, state.config) if known else there / here
+    if expected > 1 - state.params.keep:
         return state, None, f"{verdict}no congestion, but the start would take {expected:.2f}x as long; stayed"
     words = f"no congestion for {state.calm} batches; went back to the start; expected {expected:.2f}x"
     return _move(state, batch, home, "recover", verdict + words, expected)
@@ -200,6 +265,11 @@ def _when_congested(
     if not _may_swap(state, batch.now_ns):
         back = _failed_back(state, batch, verdict)
         return back or (state, None, f"{verdict}{cause}; enough swaps for now, waiting")
+    here = state.measured[-1]
+    if abs(np.log(batch.time / here.seconds)) > _ANOTHER and not state.waited:
+        state = dataclasses.replace(state, waited=True)
+        return state, None, f"{verdict}{cause}; unlike what was measured before, waiting for another batch"
+    state = dataclasses.replace(state, waited=False)
     situation = (state.config.key, belief.best.model.shape, round(4 * np.log(batch.time)), state.failures)
     if state.searched == situation:
         return state, None, f"{verdict}{cause}; nothing better is known"
@@ -211,12 +281,13 @@ def _when_congested(
             return back
     rng = np.random.default_rng([state.seed, state.round])
     others = [m.config for m in state.measured]
-    now, candidates = search(state.spec, belief, state.config, others, state.params, rng)
+    now, candidates = search(state.spec, belief, _crossed(batch), state.config, others, state.params, rng)
     options = [(c, _expected(state, batch, now, c)) for c in candidates if c.config.key != state.config.key]
     if _is_heap(state, belief.best.model):
         options = [(c, expected) for c, expected in options if _known(state, c.config)]
     best, expected = min(options, key=lambda o: _rank(state, *o), default=(None, 1.0))
-    margin = state.params.margin * (1 + state.failures)
+    at_home = state.config.key == state.spec.home.key
+    margin = max(state.params.margin * (1 + state.failures + at_home), here.chance)
     if best is None or expected > 1 - margin:
         back = _failed_back(state, batch, verdict)
         what = f"nothing in the set is expected to gain {margin:.0%} (best {expected:.2f}x)"
@@ -229,15 +300,29 @@ def _when_congested(
     return _move(state, batch, best.config, action, verdict + words, expected)
 
 
+def _crossed(batch: Batch) -> Pairs:
+    """Pairs of ranks between which the batch shows a flow."""
+    flows, seen = batch.pattern.plan, batch.pattern.carries & np.isfinite(batch.fct).any(axis=0)
+    return frozenset(zip(flows.src[seen].tolist(), flows.dst[seen].tolist(), strict=True))
+
+
 def _known(state: AdaptiveState, config: Config) -> float:
     """Measured time of a configuration, 0 if there is none."""
     return next((m.seconds for m in state.measured if m.config.key == config.key), 0.0)
 
 
 def _expected(state: AdaptiveState, batch: Batch, now: float, candidate: Candidate) -> float:
-    """Time of a candidate over the present one: as measured, where it was, else as modelled."""
+    """Time of a candidate over the present one: as measured, where it was, else as modelled.
+
+    What makes one program slower than its model, such as flows that collide on links that the model doesn't know, is
+    likely to meet another one, too; the program in force was fitted. What makes its tables slower meets all.
+    """
     known = _known(state, candidate.config)
-    return known / batch.time if known else candidate.seconds / now
+    if known:
+        return known / _known(state, state.config)
+    stays, doubt = candidate.config.program == state.config.program, state.doubt
+    factor = 1.0 if doubt is None or (stays and doubt.program) else doubt.factor
+    return factor * candidate.seconds / now * batch.time / _known(state, state.config)
 
 
 def _is_heap(state: AdaptiveState, model: Model) -> bool:
@@ -255,12 +340,14 @@ def _rank(state: AdaptiveState, candidate: Candidate, expected: float) -> float:
 
 
 def _failed_back(state: AdaptiveState, batch: Batch, verdict: str) -> Outcome | None:
-    """Back to the best that was measured, if the last move didn't pay."""
-    if not state.failures or not state.measured or not _may_swap(state, batch.now_ns, back=True):
+    """Back to the best that was measured, if the last move didn't pay; if it did much harm, whatever the ration."""
+    if not state.failures or not state.measured:
         return None
     best = min(state.measured, key=lambda m: m.seconds)
-    expected = best.seconds / batch.time
+    expected = best.seconds / _known(state, state.config)
     if best.config.key == state.config.key or expected > 1 - state.params.keep:
+        return None
+    if expected > 1 / state.params.worse and not _may_swap(state, batch.now_ns, back=True):
         return None
     return _move(state, batch, best.config, "revert", f"{verdict}went back: expected {expected:.2f}x", expected)
 
@@ -283,7 +370,8 @@ def _move(
     decision = Decision(state.spec.key, action, target.program, target.table, words, expected)
     horizon = state.params.window_s * 64 * 1e9
     recent = tuple(at for at in state.swaps_ns if batch.now_ns - at < horizon)
-    trial = None if action == "revert" else Trial(state.config, batch.time, action, words, expected)
+    seconds = _known(state, state.config)
+    trial = None if action == "revert" else Trial(state.config, seconds, action, words, expected)
     state = dataclasses.replace(
         state,
         config=target,

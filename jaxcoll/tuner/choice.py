@@ -9,9 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxcoll.sim.fluid import Job, simulate
+from jaxcoll.sim.network import Network
 from jaxcoll.sim.plan import Plan
 from jaxcoll.tuner.fit import Belief
+from jaxcoll.tuner.groups import Pairs
 from jaxcoll.tuner.measure import pattern_of
+from jaxcoll.tuner.model import Model, SlowPair
 from jaxcoll.tuner.params import ChoiceParams
 from jaxcoll.tuner.transforms import Swap, is_valid
 from jaxcoll.tuner.types import Config, Program, ScheduleSet
@@ -20,6 +23,8 @@ Floats = npt.NDArray[np.float64]
 
 _HEAVY = 200_000
 """Edges simulated side by side; more would only fill the memory."""
+_DRAWS = 3
+"""Networks drawn for a model whose slow pairs say that others may be slow, too."""
 _WORK = 60_000
 """Edges simulated for one decision, over all candidates: keeps a decision for many ranks within seconds."""
 
@@ -42,12 +47,22 @@ class Candidate:
 
 
 class Scorer:
-    """Modelled times under a belief; each configuration is simulated once."""
+    """Modelled times under a belief; each configuration is simulated once on every network that it holds possible.
 
-    def __init__(self, spec: ScheduleSet, belief: Belief, params: ChoiceParams):
+    crossed: the pairs of ranks that the belief has seen a flow of. rng: draws what the others may be like.
+    """
+
+    def __init__(
+        self, spec: ScheduleSet, belief: Belief, crossed: Pairs, params: ChoiceParams, rng: np.random.Generator
+    ):
         self._spec = spec
-        self._networks = [f.model.network(spec.host_of, params.alpha) for f in belief.fits]
-        self._weights = np.asarray(belief.weights)
+        self._networks: list[Network] = []
+        weights: list[float] = []
+        for fit, weight in zip(belief.fits, belief.weights, strict=True):
+            models = drawn(fit.model, spec.host_of, crossed, rng)
+            self._networks += [model.network(spec.host_of, params.alpha) for model in models]
+            weights += [weight / len(models)] * len(models)
+        self._weights = np.asarray(weights)
         self._known: dict[tuple[int, bytes, bytes], float] = {}
         self._simulations = params.simulations
         self.spent = 0
@@ -77,6 +92,26 @@ class Scorer:
         return pattern_of(schedule, config.table, self._spec.nbytes).plan
 
 
+def drawn(model: Model, host_of: Sequence[int], crossed: Pairs, rng: np.random.Generator) -> list[Model]:
+    """The model; where some pairs are slow, with pairs of which nothing is known as likely to be slow as those seen.
+
+    Else the best of many tables is one whose pairs are unknown: held to be fast, for nothing has shown otherwise.
+    """
+    n, slow = len(host_of), {(p.src, p.dst) for p in model.pairs}
+    seen = {(a, b) for a, b in crossed | slow if host_of[a] != host_of[b]}
+    unseen = [(a, b) for a in range(n) for b in range(n) if host_of[a] != host_of[b] and (a, b) not in seen]
+    if not slow or not unseen:
+        return [model]
+    rates = [p.rate for p in model.pairs]
+    models: list[Model] = []
+    for _ in range(_DRAWS):
+        hit = rng.random(len(unseen)) < len(slow) / len(seen)
+        drawn = rng.choice(rates, len(unseen))
+        more = [SlowPair(a, b, float(r)) for (a, b), bad, r in zip(unseen, hit, drawn, strict=True) if bad]
+        models.append(dataclasses.replace(model, pairs=(*model.pairs, *more)))
+    return models
+
+
 def _parts(jobs: Sequence[Job]) -> list[list[Job]]:
     parts: list[list[Job]] = []
     size = _HEAVY
@@ -92,18 +127,19 @@ def _parts(jobs: Sequence[Job]) -> list[list[Job]]:
 def search(
     spec: ScheduleSet,
     belief: Belief,
+    crossed: Pairs,
     current: Config,
     others: Sequence[Config],
     params: ChoiceParams,
     rng: np.random.Generator,
 ) -> tuple[float, list[Candidate]]:
-    """(modelled time of `current`, candidates with the best first).
+    """(modelled time of `current`, candidates with the best first). crossed, rng: see `Scorer`.
 
     Begins with every program as it starts and with its ranks put in the order of the groups that the belief knows, with
     `current` and with `others`; the three most promising programs, and the current one, are bettered by swaps of the
     ranks that the model blames.
     """
-    scorer = Scorer(spec, belief, params)
+    scorer = Scorer(spec, belief, crossed, params, rng)
     pool: list[tuple[Config, tuple[Swap, ...]]] = [(config, ()) for config in (current, spec.home, *others)]
     pool += [(Config(p.id, p.identity), ()) for p in spec.programs]
     groupings = dict.fromkeys(f.model.groups.labels for f in belief.fits if f.model.groups is not None)

@@ -54,7 +54,7 @@ class ChoiceParams:
     """The default policy's own parameters, beside REACT's `B`, `delta1`, `delta2`, `H`."""
 
     margin: float = 0.05
-    """Least expected gain for which a table or program is left."""
+    """Least expected gain for which a table or program is left; twice that for the start, which was right before."""
     keep: float = 0.02
     """Least measured gain for which the new one is kept."""
     quick: int = 3

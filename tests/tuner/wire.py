@@ -1,4 +1,4 @@
-"""A wire that the flow model doesn't know: messages find a full token bucket, or meet luck and lost packets."""
+"""Wires that the flow model doesn't know: full token buckets, luck and lost packets; flows that collide."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxcoll.sim import Job, Network, Noise, Phase, World, racks
+from jaxcoll.sim import Job, Network, Noise, Phase, World, racks, spines
 from jaxcoll.sim.fluid import Result
 from jaxcoll.sim.network import Stranger
 from jaxcoll.telemetry import Records
@@ -47,3 +47,20 @@ class Wire(World):
             end[edge] = max(ready[edge], arrive[flows.dst[edge]]) + network.alpha + busy[edge]
         wired = Result(ready, ready, end, busy, float(end.max()))
         return super()._records(job, wired, program, version)
+
+
+def wandering(seed: int, epochs: int, quiet: int = 3) -> World:
+    """Two racks of four over four spines of half a host's rate. Every pair has one of them for good, and so have two
+    strangers from the first rack to the second, whose weight wanders, so that one batch takes up to twice the next."""
+    rng, count = np.random.default_rng(seed), 4
+    network = spines([[0, 1, 2, 3], [4, 5, 6, 7]], RATE, RATE / 2, count=count, alpha=3e-4)
+    choice = rng.integers(count, size=(8, 8))
+    routes = np.take_along_axis(network.routes, choice[None, :, :, None], axis=0)
+    network = dataclasses.replace(network, routes=routes)
+    ways = [(24 + 2 * spine, 25 + 2 * (count + spine)) for spine in rng.choice(count, 2).tolist()]
+    phases, weight = [Phase(0, network)], np.full(2, 1.2)
+    for epoch in range(quiet, epochs):
+        strangers = tuple(Stranger(way, 1.5 * float(np.exp(w))) for way, w in zip(ways, weight, strict=True))
+        phases.append(Phase(epoch, dataclasses.replace(network, strangers=strangers)))
+        weight = 0.85 * weight + 0.5 * rng.standard_normal(2)
+    return World(phases, seed=seed, noise=Noise(epoch=0.1, edge=0.1, arrival=1e-3), gap=0.02)
