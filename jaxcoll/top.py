@@ -15,6 +15,7 @@ from typing import Any
 
 from jaxcoll.errors import UsageError
 from jaxcoll.steering import board
+from jaxcoll.tuner import Verdict
 
 _DECISIONS = 8
 _WIDE = 24  # ranks whose matrix still fits a terminal
@@ -87,7 +88,10 @@ def view(status: Mapping[str, Any]) -> Any:
 def _line(decision: Mapping[str, Any]) -> str:
     at = time.strftime("%H:%M:%S", time.localtime(decision["time"]))
     failed = "" if decision["committed"] else f" (not in force: {decision['refusal']})"
-    return f"{at} {decision['action']} {decision['version']}: {decision['reason']}{failed}"
+    judged = ""
+    if "measured" in decision:
+        judged = f"; {Verdict(decision['version'], decision['measured'], decision['kept']).text()}"
+    return f"{at} {decision['action']} {decision['version']}: {decision['reason']}{judged}{failed}"
 
 
 def find(pid: int | None) -> Path:

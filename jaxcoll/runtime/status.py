@@ -38,7 +38,8 @@ def status() -> dict[str, Any]:
     hears of it at the next call, since a GPU handler returns long before its work is done.
 
     "tuner" holds its `policy`, `state`, and how many `swaps` and `reverts` are done; in process 0, which leads, also
-    "sets" (one a communicator, collective and size class, with its times) and the last "decisions" with their reasons.
+    "sets" (one a communicator, collective and size class, with its times) and the last "decisions" with their reasons,
+    "expected" (the time after over the time before) and, once a batch has judged them, "measured" and "kept".
     """
     out: dict[str, Any] = {"version": __version__, "process": None, "processes": None, "links": {}, "sets": []}
     out["gpu"] = []

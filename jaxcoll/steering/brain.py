@@ -131,6 +131,7 @@ class Brain:
         self._log.write_epoch(tuned.key, epoch, seconds)
         before = tuned.state
         tuned.state, decision, tuned.last = tuned.policy.step(before, [epoch])
+        self._judge(tuned)
         if decision is None:
             return []
         self._open = (tuned, decision, before)
@@ -144,6 +145,18 @@ class Brain:
             "rate": tuned.launch_rate(),
         }
         return [("decision", question)]
+
+    def _judge(self, tuned: Tuned) -> None:
+        """Puts what a move has come to beside it, once."""
+        verdict = tuned.policy.verdict(tuned.state)
+        if verdict is None:
+            return
+        for entry in reversed(self.history):
+            if entry["key"] == tuned.key and entry["version"] == verdict.version and entry["committed"]:
+                if "measured" not in entry:
+                    entry.update(measured=verdict.ratio, kept=verdict.kept)
+                    log.info("%s: %s; %s", tuned.key, entry["reason"], verdict.text())
+                return
 
     def _outcome(self, outcome: Mapping[str, Any]) -> None:
         """Notes whether the open decision is in force."""

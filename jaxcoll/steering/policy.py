@@ -11,7 +11,7 @@ import numpy as np
 from jaxcoll import tuner
 from jaxcoll.errors import UsageError
 from jaxcoll.telemetry import Epoch
-from jaxcoll.tuner import ChoiceParams, Config, Decision, ReactParams, ScheduleSet, Setup
+from jaxcoll.tuner import ChoiceParams, Config, Decision, ReactParams, ScheduleSet, Setup, Verdict
 from jaxcoll.tuner.transforms import Swap, is_valid
 
 SHUFFLE = "shuffle"
@@ -32,6 +32,10 @@ class Policy(Protocol):
     def start(self, spec: ScheduleSet) -> Any: ...
 
     def step(self, state: Any, samples: Sequence[Epoch]) -> tuple[Any, Decision | None, str]: ...
+
+    def verdict(self, state: Any) -> Verdict | None:
+        """On the last move that was judged; None if there was none."""
+        ...
 
     def to_json(self, spec: ScheduleSet) -> dict[str, Any]:
         """What `from_json` needs, in the run log's "set" line."""
@@ -56,6 +60,9 @@ class Tuner:
 
     def step(self, state: Any, samples: Sequence[Epoch]) -> tuple[Any, Decision | None, str]:
         return tuner.step(state, samples)
+
+    def verdict(self, state: Any) -> Verdict | None:
+        return tuner.verdict(state)
 
     def to_json(self, spec: ScheduleSet) -> dict[str, Any]:
         return self._setup(spec).to_json()
@@ -93,6 +100,9 @@ class Shuffle:
         target = Config(config.program, config.table.with_version(version))
         decision = Decision(state.spec.key, "swap", target.program, target.table, words, 1.0)
         return ShuffleState(state.spec, target, version=version), decision, words
+
+    def verdict(self, state: ShuffleState) -> Verdict | None:
+        return None  # it moves for moving's sake
 
     def _move(self, state: ShuffleState, rng: np.random.Generator) -> tuple[Config, str]:
         spec, config, words = state.spec, state.config, "shuffled"

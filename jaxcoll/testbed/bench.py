@@ -25,6 +25,7 @@ _SETTLE_SECONDS = 1.0
 _SPEAKS_SECONDS = 1.5
 _BATCH = 6  # epochs: the tuner's B
 _TRY_EPOCHS = 4
+_TOLD = ("action", "reason", "expected", "measured", "kept", "committed", "stall_s", "time", "epochs")
 
 Say = Callable[[str], None]
 
@@ -236,10 +237,7 @@ class _Placement:
     def _close(self) -> None:
         """Hands what the tuners said to the totals."""
         for variant, status in self._status.items():
-            decisions: list[dict[str, Any]] = [
-                {key: d[key] for key in ("action", "reason", "expected", "committed", "stall_s", "time", "epochs")}
-                for d in status["decisions"]
-            ]
+            decisions: list[dict[str, Any]] = [{key: d[key] for key in _TOLD if key in d} for d in status["decisions"]]
             found = Found(
                 variant=variant,
                 placement=self._number,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from jaxcoll.tuner.params import POLICIES, ChoiceParams, Policy, ReactParams
 from jaxcoll.tuner.replay import Setup, Taken, replay, replay_run, write_run
-from jaxcoll.tuner.tuner import State, init, step, stragglers
-from jaxcoll.tuner.types import Config, Decision, Program, ScheduleSet
+from jaxcoll.tuner.tuner import State, init, step, stragglers, verdict
+from jaxcoll.tuner.types import Config, Decision, Program, ScheduleSet, Verdict
 
 __all__ = [
     "POLICIES",
@@ -19,10 +19,12 @@ __all__ = [
     "Setup",
     "State",
     "Taken",
+    "Verdict",
     "init",
     "replay",
     "replay_run",
     "step",
     "stragglers",
+    "verdict",
     "write_run",
 ]

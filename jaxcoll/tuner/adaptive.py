@@ -24,7 +24,7 @@ from jaxcoll.tuner.measure import Batch
 from jaxcoll.tuner.model import Model
 from jaxcoll.tuner.params import ChoiceParams, ReactParams
 from jaxcoll.tuner.transforms import graph_name
-from jaxcoll.tuner.types import Config, Decision, ScheduleSet
+from jaxcoll.tuner.types import Config, Decision, ScheduleSet, Verdict
 
 _BATCHES = 4
 """Batches of a configuration whose times are kept, as long as the network seems to be the same."""
@@ -63,12 +63,11 @@ class Measured:
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """A move whose first batch is awaited: from where, the time there, the move in words, and the ratio expected."""
+    """A move whose first batch is awaited: from where, the time there, and the ratio expected."""
 
     before: Config
     seconds: float
     action: str
-    words: str
     expected: float = 1.0
 
 
@@ -106,6 +105,8 @@ class AdaptiveState:
     """Times that the start was tried again too early."""
     surprised: bool = False
     """Whether the last batch's move fell far short of what was expected of it."""
+    verdict: Verdict | None = None
+    """On the last move that was judged."""
     doubt: Doubt | None = None
     """What the last move that fell far short has taught about such promises."""
     waited: bool = False
@@ -185,6 +186,9 @@ def _decide(state: AdaptiveState, batch: Batch) -> Outcome:
     if state.stragglers:
         names = ", ".join(f"rank {r} is {batch.late[r] * 1e3:.0f} ms late" for r in state.stragglers)
         verdict += f"{names}. "
+    again = _revisit(state, batch, verdict)
+    if again is not None:
+        return again
     if model.clean:
         return _when_clean(state, batch, belief, congestion, verdict)
     state = dataclasses.replace(state, calm=0)
@@ -222,8 +226,11 @@ def _judge(state: AdaptiveState, batch: Batch) -> tuple[AdaptiveState, str]:
             doubt = Doubt(short, trial.action == "program", now)
         elif doubt is not None and doubt.program == (trial.action == "program"):
             doubt = None
-    state = dataclasses.replace(state, trial=None, failures=failures, probes=probes, surprised=surprised, doubt=doubt)
-    return state, f"{trial.words}; measured {ratio:.2f}x: {'kept' if paid else 'no gain'}. "
+    verdict = Verdict(state.config.table.version, ratio, paid)
+    state = dataclasses.replace(
+        state, trial=None, failures=failures, probes=probes, surprised=surprised, doubt=doubt, verdict=verdict
+    )
+    return state, f"the last move {verdict.text()}. "
 
 
 def _fit(state: AdaptiveState, batch: Batch) -> Belief:
@@ -339,6 +346,24 @@ def _rank(state: AdaptiveState, candidate: Candidate, expected: float) -> float:
     return expected + 0.002 * len(candidate.swaps) + promise
 
 
+def _revisit(state: AdaptiveState, batch: Batch, verdict: str) -> Outcome | None:
+    """The start once more, where another program is hardly better than it was long ago.
+
+    Where links are erratic the start is often left in its worst minute, and that minute's time would speak against it
+    for long.
+    """
+    params, home, here = state.params, state.spec.home, state.measured[-1]
+    known = next((m for m in state.measured if m.config.key == home.key), None)
+    if known is None or state.config.program == home.program or here.seconds < (1 - params.little) * known.seconds:
+        return None
+    age = state.collector.seen - known.epoch
+    if age < params.revisit * state.react.B * 2 ** min(state.probes, 5) or not _may_swap(state, batch.now_ns):
+        return None
+    ratio = known.seconds / here.seconds
+    words = f"the start took {ratio:.2f}x as long {age} epochs ago; tried it again; expected {ratio:.2f}x or less"
+    return _move(state, batch, home, "probe", verdict + words, ratio)
+
+
 def _failed_back(state: AdaptiveState, batch: Batch, verdict: str) -> Outcome | None:
     """Back to the best that was measured, if the last move didn't pay; if it did much harm, whatever the ration."""
     if not state.failures or not state.measured:
@@ -371,7 +396,7 @@ def _move(
     horizon = state.params.window_s * 64 * 1e9
     recent = tuple(at for at in state.swaps_ns if batch.now_ns - at < horizon)
     seconds = _known(state, state.config)
-    trial = None if action == "revert" else Trial(state.config, seconds, action, words, expected)
+    trial = None if action == "revert" else Trial(state.config, seconds, action, expected)
     state = dataclasses.replace(
         state,
         config=target,

@@ -72,6 +72,10 @@ class ChoiceParams:
     be left out of the batch: the network has changed."""
     calm: int = 2
     """Batches without congestion before the start's program and table are taken again."""
+    revisit: int = 4
+    """Batches after which the start is tried again, where another program betters its time then by less than `little`:
+    that time may have passed. Doubles with each vain look."""
+    little: float = 0.25
     simulations: int = 240
     """Executions simulated for one decision."""
     rounds: int = 4

@@ -20,7 +20,7 @@ from jaxcoll.tuner.measure import Batch, Pattern, pattern_of
 from jaxcoll.tuner.params import ReactParams
 from jaxcoll.tuner.paths import critical_paths
 from jaxcoll.tuner.transforms import Viable, graph_name, moved_edges, viable
-from jaxcoll.tuner.types import Config, Decision, ScheduleSet
+from jaxcoll.tuner.types import Config, Decision, ScheduleSet, Verdict
 
 Floats = npt.NDArray[np.float64]
 Paths = list[tuple[npt.NDArray[np.int64], Floats]]
@@ -38,8 +38,10 @@ class ReactState:
     version: int = 0
     round: int = 0
     history: tuple[Memory, ...] = ()
-    trial: tuple[Config, float, str] | None = None
-    """What was in force before the last change, the time of an epoch then, and the change in words."""
+    trial: tuple[Config, float] | None = None
+    """What was in force before the last change, and the time of an epoch then."""
+    verdict: Verdict | None = None
+    """On the last move that was judged."""
     trials: int = 0
     """K_t, as it has grown."""
     fruitless: int = 0
@@ -84,11 +86,13 @@ def _decide(state: ReactState, batch: Batch) -> tuple[ReactState, Decision | Non
     params = state.params
     verdict = ""
     if state.trial is not None:
-        before, seconds, what = state.trial
-        ratio = batch.time / seconds
-        if seconds < (1 + params.tau_r) * batch.time:
-            return _revert(state, before, f"{what}; measured {ratio:.2f}x: reverted")
-        verdict = f"{what}; measured {ratio:.2f}x: kept. "
+        before, seconds = state.trial
+        paid = seconds >= (1 + params.tau_r) * batch.time
+        judged = Verdict(state.config.table.version, batch.time / seconds, paid)
+        state = dataclasses.replace(state, verdict=judged)
+        if not paid:
+            return _revert(state, before, f"the last move {judged.text()}; reverted")
+        verdict = f"the last move {judged.text()}. "
         state = dataclasses.replace(state, trial=None, fruitless=0, attempts=0)
     congestion = detect(batch, params.delta1, params.delta2)
     if not congestion:
@@ -140,7 +144,7 @@ def _explore(
     why = f"{search.cause}; {'; '.join(search.done)}; expected {search.expected:.2f}x"
     state, decision = _move(state, table, "swap", verdict + why, search.expected)
     before = Config(state.config.program, search.base)
-    return dataclasses.replace(state, trial=(before, batch.time, why)), decision, verdict + why
+    return dataclasses.replace(state, trial=(before, batch.time)), decision, verdict + why
 
 
 class _Search:

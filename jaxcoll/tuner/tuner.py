@@ -9,7 +9,7 @@ from jaxcoll.telemetry import Epoch
 from jaxcoll.tuner.adaptive import AdaptiveState, init_adaptive, step_adaptive
 from jaxcoll.tuner.params import POLICIES, ChoiceParams, Policy, ReactParams
 from jaxcoll.tuner.react import ReactState, init_react, step_react
-from jaxcoll.tuner.types import Decision, ScheduleSet
+from jaxcoll.tuner.types import Decision, ScheduleSet, Verdict
 
 State = AdaptiveState | ReactState
 
@@ -48,3 +48,8 @@ def step(state: State, samples: Sequence[Epoch]) -> tuple[State, Decision | None
 def stragglers(state: State) -> tuple[int, ...]:
     """Ranks that came late in the last batch (the default policy tells them)."""
     return state.stragglers if isinstance(state, AdaptiveState) else ()
+
+
+def verdict(state: State) -> Verdict | None:
+    """On the last move that was judged, by the batch that ended after it; None if there was none."""
+    return state.verdict

@@ -96,6 +96,19 @@ class Config:
 
 
 @dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What the move to the table of `version` has come to: its time over the one before, and whether it was kept."""
+
+    version: int
+    ratio: float
+    kept: bool
+
+    def text(self) -> str:
+        """For people."""
+        return f"measured {self.ratio:.2f}x, {'kept' if self.kept else 'no gain'}"
+
+
+@dataclasses.dataclass(frozen=True)
 class Decision:
     """Stage and commit `program` under `table` (its version is new) for the set `key`.
 

@@ -42,6 +42,7 @@ def test_it_shows_times_matrix_findings_and_reasons(
     assert "MB/s from row to column" in said
     assert "all_reduce up to 8M over 8 ranks" in said
     assert "congested" in said
+    assert f"measured {pinned['decisions'][0]['measured']:.2f}x" in " ".join(said.replace("│", " ").split())
     pin.remove()
     with pytest.raises(UsageError, match="no tuned job"):
         top.main(["--once"])

@@ -66,6 +66,27 @@ def test_what_another_program_fell_short_by_is_expected_of_others_too() -> None:
     assert all(d.program == spec.start for _, d in taken[1:]), "one wrong promise is enough"
 
 
+def test_a_start_that_was_left_in_its_worst_minute_is_tried_again() -> None:
+    # The others run at three fifths of the rate; the start has strangers beside it for a while.
+    spec = all_reduce_set("dual_tree")
+    net, noise = star(8, RATE, alpha=1e-4), Noise(0.02, 0.03)
+    start = World([Phase(0, net.congest(3, 2)), Phase(24, net)], noise=noise, gap=2.0)
+    others = World(star(8, 0.6 * RATE, alpha=1e-4).congest(3, 2), noise=noise, gap=2.0)
+    state, current, taken = init(spec), spec.home, list[Decision]()
+    for _ in range(72):
+        here = start if current.program == spec.start else others
+        here.epoch, here.clock = max(start.epoch, others.epoch), max(start.clock, others.clock)
+        program = spec.by_id[current.program]
+        records, _ = here.run(program.schedule, current.table, spec.nbytes, 1, program=program.id)
+        state, decision, _ = step(state, group_epochs(records))
+        if decision is not None:
+            taken.append(decision)
+            current = Config(decision.program, decision.table)
+    assert "probe" in [d.action for d in taken], [d.reason for d in taken]
+    assert current.key == spec.home.key
+    assert len(taken) <= 6
+
+
 def test_a_batch_differs_by_the_most_of_its_epochs() -> None:
     here = Measured(all_reduce_set("dual_tree", 4, alone=True).home, (1.0, 1.02, 0.98, 1.01, 0.99, 1.0), 6)
     assert here.differs(batch([1.5, 1.6, 1.5, 1.4, 1.5, 1.6]))
