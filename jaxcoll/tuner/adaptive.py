@@ -58,7 +58,8 @@ class Measured:
     @property
     def chance(self) -> float:
         """How much of the mean (log) may be chance: two standard errors."""
-        return 2 * float(np.std(np.log(self.epochs))) / math.sqrt(len(self.epochs))
+        spread = np.std(np.log(np.maximum(self.epochs, 1e-9)))
+        return 2 * float(spread) / math.sqrt(len(self.epochs))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,7 +212,8 @@ def _judge(state: AdaptiveState, batch: Batch) -> tuple[AdaptiveState, str]:
             state = dataclasses.replace(state, worse=True, failures=0, doubt=None)
     kept = tuple(m for m in measured if m.config.key != state.config.key and m.epoch > now - horizon)
     state = dataclasses.replace(state, measured=(*kept, Measured(state.config, epochs, now)))
-    trial, state = state.trial, dataclasses.replace(state, surprised=False)
+    doubt = state.doubt if state.doubt is not None and state.doubt.epoch > now - horizon else None
+    trial, state = state.trial, dataclasses.replace(state, surprised=False, doubt=doubt)
     if trial is None:
         return state, ""
     ratio = batch.time / trial.seconds
@@ -219,7 +221,6 @@ def _judge(state: AdaptiveState, batch: Batch) -> tuple[AdaptiveState, str]:
     failures = 0 if paid else state.failures + 1
     probes = state.probes + (trial.action == "probe" and not paid)
     surprised = not paid and ratio > state.params.worse * trial.expected
-    doubt = state.doubt if state.doubt is not None and state.doubt.epoch > now - horizon else None
     if trial.action in ("swap", "program"):
         short = ratio / trial.expected
         if short > state.params.worse:

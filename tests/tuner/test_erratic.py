@@ -9,8 +9,8 @@ import pytest
 
 from jaxcoll.sim import Noise, Phase, World, star
 from jaxcoll.telemetry import group_epochs
-from jaxcoll.tuner import Config, Decision, Setup, init, step
-from jaxcoll.tuner.adaptive import Measured
+from jaxcoll.tuner import Config, Decision, ReactParams, Setup, init, step
+from jaxcoll.tuner.adaptive import AdaptiveState, Doubt, Measured
 from jaxcoll.tuner.choice import drawn
 from jaxcoll.tuner.measure import Batch, batch_of, pattern_of
 from jaxcoll.tuner.model import Model, SlowPair
@@ -64,6 +64,21 @@ def test_what_another_program_fell_short_by_is_expected_of_others_too() -> None:
     assert [d.action for _, d in taken[:2]] == ["program", "revert"]
     assert taken[1][0] - taken[0][0] == 3, "a move that makes it much worse doesn't last a batch"
     assert all(d.program == spec.start for _, d in taken[1:]), "one wrong promise is enough"
+
+
+def test_a_doubt_is_forgotten_like_all_that_was_measured() -> None:
+    spec = all_reduce_set("dual_tree", 4)
+    program = spec.by_id[spec.start]
+    state = init(spec, react=ReactParams(H=12))
+    assert isinstance(state, AdaptiveState)
+    state = dataclasses.replace(state, doubt=Doubt(3.0, True, 0))
+    quiet, seen = World(star(4, RATE)), list[bool]()
+    for _ in range(18):
+        records, _ = quiet.run(program.schedule, spec.home.table, spec.nbytes, 1, program=program.id)
+        state, _, _ = step(state, group_epochs(records))
+        assert isinstance(state, AdaptiveState)
+        seen.append(state.doubt is not None)
+    assert seen == [True] * 11 + [False] * 7
 
 
 def test_a_start_that_was_left_in_its_worst_minute_is_tried_again() -> None:
