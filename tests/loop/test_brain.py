@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 import statistics
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 
 from jaxcoll import replay
 from jaxcoll.errors import UsageError
-from jaxcoll.steering import policy, runlog
+from jaxcoll.steering import brain, policy, runlog
 from jaxcoll.steering.tuned import Pace
 from jaxcoll.telemetry import Epoch, Record, from_records
 from loop.simulated import QUIET, SET, Job, announcement
@@ -35,15 +34,16 @@ def test_it_reacts_to_congestion_and_says_why(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("name", "least", "epochs"), [("jaxcoll", 0.02, 3), ("react-paper", 0.05, 6)])
-def test_what_a_move_has_come_to_is_told_once(name: str, least: float, epochs: int, caplog: pytest.LogCaptureFixture):
+def test_what_a_move_has_come_to_is_told_once(name: str, least: float, epochs: int, monkeypatch: pytest.MonkeyPatch):
+    logged: list[str] = []
+    monkeypatch.setattr(brain.log, "info", lambda text, *words: logged.append(text % words))
     job = Job(name=name)
-    with caplog.at_level(logging.INFO):
-        job.run(40)
+    job.run(40)
     first = job.brain.status()["decisions"][0]
     assert first["kept"] == (first["measured"] < 1 - least)
     before, after = job.seconds[: first["epochs"]][-epochs:], job.seconds[first["epochs"] :][:6]
     assert first["measured"] == pytest.approx(statistics.mean(after) / statistics.mean(before), rel=0.05)
-    said = [line for line in caplog.messages if f"{first['reason']}; measured {first['measured']:.2f}x" in line]
+    said = [line for line in logged if f"{first['reason']}; measured {first['measured']:.2f}x" in line]
     assert len(said) == 1
 
 

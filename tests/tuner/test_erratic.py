@@ -17,7 +17,7 @@ from jaxcoll.tuner.model import Model, SlowPair
 from jaxcoll.tuner.study import RATE, all_reduce_set, drive, untuned
 from tests.tuner.wire import wandering
 
-EPOCHS, NBYTES = 90, 1 << 21
+EPOCHS, NBYTES = 60, 1 << 21
 
 
 def batch(seconds: list[float]) -> Batch:
@@ -33,7 +33,7 @@ def batch(seconds: list[float]) -> Batch:
 def test_where_flows_collide_it_gains_in_the_mean_and_moves_seldom(alone: bool) -> None:
     base, tuned, moves, minutes = 0.0, 0.0, 0, 0.0
     spec = all_reduce_set("dual_tree", alone=alone, nbytes=NBYTES)
-    for seed in range(5):
+    for seed in range(3):
         run = drive(Setup(spec, seed=seed), wandering(seed, EPOCHS), EPOCHS, delay=4)
         base += untuned(spec, wandering(seed, EPOCHS), EPOCHS).mean()
         tuned += run.seconds.mean()
@@ -131,7 +131,7 @@ def test_the_start_is_taken_again_only_where_that_pays() -> None:
     spec = all_reduce_set("dual_tree")
     quiet = star(8, RATE, alpha=1e-4)
     phases = [Phase(0, quiet.congest(3, 2)), Phase(24, quiet)]
-    run = drive(Setup(spec), World(phases, noise=Noise(0.02, 0.03)), 90)
+    run = drive(Setup(spec), World(phases, noise=Noise(0.02, 0.03)), 66)
     home = untuned(spec, World(quiet), 1)[0]
     assert run.seconds[-20:].mean() <= 1.02 * home
     assert [t.decision.action for t in run.taken] == ["program"]
