@@ -2,14 +2,14 @@
 
 What differs from the paper: a model of the hosts' capacities instead of times by pair; all viable swaps are scored
 instead of a random one; the schedule may change; a move that doesn't pay is remembered with its measured time, so that
-it isn't made again; swaps that don't pay are rationed; the start is taken again when the congestion has gone; a late
-rank is told apart and causes nothing.
+it isn't made again, and with how far it fell short, so that the next promise is believed less; a gain must be more than
+chance; swaps that don't pay are rationed; the start is taken again where that pays when the congestion has gone, and
+tried again where another program is hardly better; a late rank is told apart and causes nothing.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -23,62 +23,9 @@ from jaxcoll.tuner.groups import Pairs
 from jaxcoll.tuner.measure import Batch
 from jaxcoll.tuner.model import Model
 from jaxcoll.tuner.params import ChoiceParams, ReactParams
+from jaxcoll.tuner.past import Doubt, Measured, Trial
 from jaxcoll.tuner.transforms import graph_name
 from jaxcoll.tuner.types import Config, Decision, ScheduleSet, Verdict
-
-_BATCHES = 4
-"""Batches of a configuration whose times are kept, as long as the network seems to be the same."""
-_ANOTHER = 0.15
-"""Times that differ by so much (log) are told apart."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Measured:
-    """A configuration and how long its last epochs took, seconds, until `epoch`."""
-
-    config: Config
-    epochs: tuple[float, ...]
-    epoch: int
-
-    @property
-    def seconds(self) -> float:
-        """Mean time of an epoch."""
-        return float(np.mean(self.epochs))
-
-    def differs(self, batch: Batch) -> bool:
-        """Whether the batch shows another network: another mean, and by the most of its epochs, not by a few.
-
-        Where links are erratic one batch is easily half as long again as the next.
-        """
-        if abs(np.log(batch.time / self.seconds)) < _ANOTHER:
-            return False
-        (low, high), (least, most) = (np.percentile(x, [15, 85]) for x in (self.epochs, batch.seconds))
-        return bool(least > high or most < low)
-
-    @property
-    def chance(self) -> float:
-        """How much of the mean (log) may be chance: two standard errors."""
-        spread = np.std(np.log(np.maximum(self.epochs, 1e-9)))
-        return 2 * float(spread) / math.sqrt(len(self.epochs))
-
-
-@dataclasses.dataclass(frozen=True)
-class Trial:
-    """A move whose first batch is awaited: from where, the time there, and the ratio expected."""
-
-    before: Config
-    seconds: float
-    action: str
-    expected: float = 1.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Doubt:
-    """A move, to another program or by swaps alone, took `factor` times as long as was promised of it, at `epoch`."""
-
-    factor: float
-    program: bool
-    epoch: int
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -95,7 +42,7 @@ class AdaptiveState:
     round: int = 0
     model: Model | None = None
     measured: tuple[Measured, ...] = ()
-    """What was in force, the present one last."""
+    """What was in force; once a batch has been judged, the present one last."""
     trial: Trial | None = None
     calm: int = 0
     failures: int = 0
@@ -119,6 +66,11 @@ class AdaptiveState:
     """What was in force at the last fit, and that fit's loss."""
     searched: tuple[object, ...] | None = None
     """What the last search without result began from: it isn't repeated while that stays the same."""
+
+    @property
+    def here(self) -> Measured:
+        """What is in force, after a batch of it."""
+        return self.measured[-1]
 
 
 Outcome = tuple[AdaptiveState, Decision | None, str]
@@ -179,7 +131,7 @@ def _full(state: AdaptiveState, batch: Batch) -> Outcome:
 
 
 def _decide(state: AdaptiveState, batch: Batch) -> Outcome:
-    state, verdict = _judge(state, batch)
+    state, verdict = _judge(_note(state, batch), batch)
     congestion = detect(batch, state.react.delta1, state.react.delta2)
     belief = _fit(state, batch)
     model = belief.best.model
@@ -196,24 +148,29 @@ def _decide(state: AdaptiveState, batch: Batch) -> Outcome:
     return _when_congested(state, batch, belief, congestion, verdict)
 
 
-def _judge(state: AdaptiveState, batch: Batch) -> tuple[AdaptiveState, str]:
-    """Notes the batch's time, and whether the last move has paid."""
+def _note(state: AdaptiveState, batch: Batch) -> AdaptiveState:
+    """Takes the batch's time down; forgets what is old, and what a change of the network has made stale."""
     now, horizon = state.collector.seen, state.react.H * (1 + state.failures)
-    last = next((m for m in state.measured if m.config.key == state.config.key), None)
-    measured, epochs = state.measured, tuple(batch.seconds.tolist())
-    if last is not None and state.trial is None and not last.differs(batch):
-        epochs = (*last.epochs, *epochs)[-_BATCHES * state.react.B :]
-    elif last is not None and state.trial is None:
+    measured, last = state.measured, None
+    if state.trial is None:
+        last = next((m for m in measured if m.config.key == state.config.key), None)
+    if last is not None and last.differs(batch):
         # The network has changed: what was measured before says nothing now, nor that no fit did better. What is newer
         # than the time that has proved stale stands: it made the move look bad that it was a change to try out.
         measured = tuple(m for m in measured if m.epoch > last.epoch)
         state = dataclasses.replace(state, fitted=None)
         if batch.time > state.params.worse * last.seconds:
             state = dataclasses.replace(state, worse=True, failures=0, doubt=None)
+        last = None
     kept = tuple(m for m in measured if m.config.key != state.config.key and m.epoch > now - horizon)
-    state = dataclasses.replace(state, measured=(*kept, Measured(state.config, epochs, now)))
+    here = Measured.of(state.config, batch, now, last)
     doubt = state.doubt if state.doubt is not None and state.doubt.epoch > now - horizon else None
-    trial, state = state.trial, dataclasses.replace(state, surprised=False, doubt=doubt)
+    return dataclasses.replace(state, measured=(*kept, here), doubt=doubt)
+
+
+def _judge(state: AdaptiveState, batch: Batch) -> tuple[AdaptiveState, str]:
+    """Whether the last move has paid."""
+    trial, state = state.trial, dataclasses.replace(state, surprised=False)
     if trial is None:
         return state, ""
     ratio = batch.time / trial.seconds
@@ -221,17 +178,22 @@ def _judge(state: AdaptiveState, batch: Batch) -> tuple[AdaptiveState, str]:
     failures = 0 if paid else state.failures + 1
     probes = state.probes + (trial.action == "probe" and not paid)
     surprised = not paid and ratio > state.params.worse * trial.expected
-    if trial.action in ("swap", "program"):
-        short = ratio / trial.expected
-        if short > state.params.worse:
-            doubt = Doubt(short, trial.action == "program", now)
-        elif doubt is not None and doubt.program == (trial.action == "program"):
-            doubt = None
+    doubt = _doubt(state, trial, ratio)
     verdict = Verdict(state.config.table.version, ratio, paid)
     state = dataclasses.replace(
         state, trial=None, failures=failures, probes=probes, surprised=surprised, doubt=doubt, verdict=verdict
     )
     return state, f"the last move {verdict.text()}. "
+
+
+def _doubt(state: AdaptiveState, trial: Trial, ratio: float) -> Doubt | None:
+    """What is left of the doubt in promises after a move: one that keeps its promise ends the doubt in its kind."""
+    program, short = trial.action == "program", ratio / trial.expected
+    if trial.action not in ("swap", "program"):
+        return state.doubt
+    if short > state.params.worse:
+        return Doubt(short, program, state.collector.seen)
+    return None if state.doubt is not None and state.doubt.program == program else state.doubt
 
 
 def _fit(state: AdaptiveState, batch: Batch) -> Belief:
@@ -259,7 +221,7 @@ def _when_clean(state: AdaptiveState, batch: Batch, belief: Belief, congestion: 
     scorer = Scorer(state.spec, belief, _crossed(batch), state.params, np.random.default_rng([state.seed, state.round]))
     here, there = scorer.seconds([state.config, home])
     known = _known(state, home)
-    expected = known / _known(state, state.config) if known else there / here
+    expected = known / state.here.seconds if known else there / here
     if expected > 1 - state.params.keep:
         return state, None, f"{verdict}no congestion, but the start would take {expected:.2f}x as long; stayed"
     words = f"no congestion for {state.calm} batches; went back to the start; expected {expected:.2f}x"
@@ -273,8 +235,7 @@ def _when_congested(
     if not _may_swap(state, batch.now_ns):
         back = _failed_back(state, batch, verdict)
         return back or (state, None, f"{verdict}{cause}; enough swaps for now, waiting")
-    here = state.measured[-1]
-    if abs(np.log(batch.time / here.seconds)) > _ANOTHER and not state.waited:
+    if state.here.unlike(batch) and not state.waited:
         state = dataclasses.replace(state, waited=True)
         return state, None, f"{verdict}{cause}; unlike what was measured before, waiting for another batch"
     state = dataclasses.replace(state, waited=False)
@@ -295,7 +256,7 @@ def _when_congested(
         options = [(c, expected) for c, expected in options if _known(state, c.config)]
     best, expected = min(options, key=lambda o: _rank(state, *o), default=(None, 1.0))
     at_home = state.config.key == state.spec.home.key
-    margin = max(state.params.margin * (1 + state.failures + at_home), here.chance)
+    margin = max(state.params.margin * (1 + state.failures + at_home), state.here.chance)
     if best is None or expected > 1 - margin:
         back = _failed_back(state, batch, verdict)
         what = f"nothing in the set is expected to gain {margin:.0%} (best {expected:.2f}x)"
@@ -327,10 +288,10 @@ def _expected(state: AdaptiveState, batch: Batch, now: float, candidate: Candida
     """
     known = _known(state, candidate.config)
     if known:
-        return known / _known(state, state.config)
+        return known / state.here.seconds
     stays, doubt = candidate.config.program == state.config.program, state.doubt
     factor = 1.0 if doubt is None or (stays and doubt.program) else doubt.factor
-    return factor * candidate.seconds / now * batch.time / _known(state, state.config)
+    return factor * candidate.seconds / now * batch.time / state.here.seconds
 
 
 def _is_heap(state: AdaptiveState, model: Model) -> bool:
@@ -353,7 +314,7 @@ def _revisit(state: AdaptiveState, batch: Batch, verdict: str) -> Outcome | None
     Where links are erratic the start is often left in its worst minute, and that minute's time would speak against it
     for long.
     """
-    params, home, here = state.params, state.spec.home, state.measured[-1]
+    params, home, here = state.params, state.spec.home, state.here
     known = next((m for m in state.measured if m.config.key == home.key), None)
     if known is None or state.config.program == home.program or here.seconds < (1 - params.little) * known.seconds:
         return None
@@ -367,10 +328,10 @@ def _revisit(state: AdaptiveState, batch: Batch, verdict: str) -> Outcome | None
 
 def _failed_back(state: AdaptiveState, batch: Batch, verdict: str) -> Outcome | None:
     """Back to the best that was measured, if the last move didn't pay; if it did much harm, whatever the ration."""
-    if not state.failures or not state.measured:
+    if not state.failures:
         return None
     best = min(state.measured, key=lambda m: m.seconds)
-    expected = best.seconds / _known(state, state.config)
+    expected = best.seconds / state.here.seconds
     if best.config.key == state.config.key or expected > 1 - state.params.keep:
         return None
     if expected > 1 / state.params.worse and not _may_swap(state, batch.now_ns, back=True):
@@ -396,8 +357,7 @@ def _move(
     decision = Decision(state.spec.key, action, target.program, target.table, words, expected)
     horizon = state.params.window_s * 64 * 1e9
     recent = tuple(at for at in state.swaps_ns if batch.now_ns - at < horizon)
-    seconds = _known(state, state.config)
-    trial = None if action == "revert" else Trial(state.config, seconds, action, expected)
+    trial = None if action == "revert" else Trial(state.here.seconds, action, expected)
     state = dataclasses.replace(
         state,
         config=target,

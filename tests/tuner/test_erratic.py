@@ -9,13 +9,14 @@ import pytest
 
 from jaxcoll.sim import Noise, Phase, World, star
 from jaxcoll.telemetry import group_epochs
-from jaxcoll.tuner import Config, Decision, ReactParams, Setup, init, step
-from jaxcoll.tuner.adaptive import AdaptiveState, Doubt, Measured
+from jaxcoll.tuner import ReactParams, Setup, init, step
+from jaxcoll.tuner.adaptive import AdaptiveState
 from jaxcoll.tuner.choice import drawn
 from jaxcoll.tuner.measure import Batch, batch_of, pattern_of
 from jaxcoll.tuner.model import Model, SlowPair
+from jaxcoll.tuner.past import Doubt, Measured
 from jaxcoll.tuner.study import RATE, all_reduce_set, drive, untuned
-from tests.tuner.wire import wandering
+from tests.tuner.wire import drive_apart, wandering
 
 EPOCHS, NBYTES = 60, 1 << 21
 
@@ -45,22 +46,9 @@ def test_where_flows_collide_it_gains_in_the_mean_and_moves_seldom(alone: bool) 
 
 def test_what_another_program_fell_short_by_is_expected_of_others_too() -> None:
     # All programs but the start take three times as long as any model can know.
-    spec = all_reduce_set("dual_tree")
-    worlds = {
-        start: World(star(8, RATE if start else RATE / 3, alpha=1e-4).congest(3, 2), noise=Noise(0.02, 0.03))
-        for start in (True, False)
-    }
-    state, current, taken = init(spec), spec.home, list[tuple[int, Decision]]()
-    for epoch in range(48):
-        here = worlds[current.program == spec.start]
-        here.epoch = max(w.epoch for w in worlds.values())
-        here.clock = max(w.clock for w in worlds.values())
-        program = spec.by_id[current.program]
-        records, _ = here.run(program.schedule, current.table, spec.nbytes, 1, program=program.id)
-        state, decision, _ = step(state, group_epochs(records))
-        if decision is not None:
-            taken.append((epoch, decision))
-            current = Config(decision.program, decision.table)
+    spec, noise = all_reduce_set("dual_tree"), Noise(0.02, 0.03)
+    start, others = (World(star(8, rate, alpha=1e-4).congest(3, 2), noise=noise) for rate in (RATE, RATE / 3))
+    taken, _ = drive_apart(spec, start, others, 48)
     assert [d.action for _, d in taken[:2]] == ["program", "revert"]
     assert taken[1][0] - taken[0][0] == 3, "a move that makes it much worse doesn't last a batch"
     assert all(d.program == spec.start for _, d in taken[1:]), "one wrong promise is enough"
@@ -83,21 +71,11 @@ def test_a_doubt_is_forgotten_like_all_that_was_measured() -> None:
 
 def test_a_start_that_was_left_in_its_worst_minute_is_tried_again() -> None:
     # The others run at three fifths of the rate; the start has strangers beside it for a while.
-    spec = all_reduce_set("dual_tree")
-    net, noise = star(8, RATE, alpha=1e-4), Noise(0.02, 0.03)
+    spec, net, noise = all_reduce_set("dual_tree"), star(8, RATE, alpha=1e-4), Noise(0.02, 0.03)
     start = World([Phase(0, net.congest(3, 2)), Phase(24, net)], noise=noise, gap=2.0)
     others = World(star(8, 0.6 * RATE, alpha=1e-4).congest(3, 2), noise=noise, gap=2.0)
-    state, current, taken = init(spec), spec.home, list[Decision]()
-    for _ in range(72):
-        here = start if current.program == spec.start else others
-        here.epoch, here.clock = max(start.epoch, others.epoch), max(start.clock, others.clock)
-        program = spec.by_id[current.program]
-        records, _ = here.run(program.schedule, current.table, spec.nbytes, 1, program=program.id)
-        state, decision, _ = step(state, group_epochs(records))
-        if decision is not None:
-            taken.append(decision)
-            current = Config(decision.program, decision.table)
-    assert "probe" in [d.action for d in taken], [d.reason for d in taken]
+    taken, current = drive_apart(spec, start, others, 72)
+    assert "probe" in [d.action for _, d in taken], [d.reason for _, d in taken]
     assert current.key == spec.home.key
     assert len(taken) <= 6
 
@@ -127,7 +105,7 @@ def test_pairs_of_which_nothing_is_known_are_drawn_from_those_seen() -> None:
 
 
 def test_the_start_is_taken_again_only_where_that_pays() -> None:
-    # A ring turned by a swap of all its ranks' places is as good as it was.
+    # What spares the congested host is quicker than the start without congestion, too.
     spec = all_reduce_set("dual_tree")
     quiet = star(8, RATE, alpha=1e-4)
     phases = [Phase(0, quiet.congest(3, 2)), Phase(24, quiet)]

@@ -13,10 +13,11 @@ from jaxcoll.errors import UsageError
 from jaxcoll.schedule.verify import valid
 from jaxcoll.sim import Network, Noise, Phase, World, racks, star
 from jaxcoll.telemetry import group_epochs
-from jaxcoll.tuner import Config, Decision, Policy, Program, ScheduleSet, Setup, init, step, stragglers
+from jaxcoll.tuner import Decision, Policy, Program, ScheduleSet, Setup, init, step, stragglers
 from jaxcoll.tuner.collect import Collector
 from jaxcoll.tuner.replay import replay, replay_run, write_run
 from jaxcoll.tuner.study import NOISE, RATE, all_reduce_set, best_swapped, come_and_go, drive, untuned
+from tests.tuner.wire import drive_apart
 
 QUIET = star(8, RATE, alpha=1e-4)
 
@@ -167,28 +168,15 @@ def test_few_swaps_where_nothing_can_help() -> None:
 
 
 def test_a_move_that_doesn_t_pay_is_taken_back_and_not_repeated() -> None:
+    # Every other program runs far slower than the model can know.
     spec = all_reduce_set("dual_tree")
-    congested = QUIET.congest(3, 2)
-    worlds = {True: world(congested), False: world(star(8, RATE / 3, alpha=1e-4).congest(3, 2))}
-    state, current = init(spec), spec.home
-    taken: list[Decision] = []
-    for _ in range(72):
-        # Every other program runs far slower than the model can know.
-        here = worlds[current.program == spec.start]
-        here.epoch = max(w.epoch for w in worlds.values())
-        here.clock = max(w.clock for w in worlds.values())
-        program = spec.by_id[current.program]
-        records, _ = here.run(program.schedule, current.table, spec.nbytes, 1, program=program.id)
-        state, decision, why = step(state, group_epochs(records))
-        if decision is not None:
-            taken.append(decision)
-            current = Config(decision.program, decision.table)
-            assert decision.reason == why
+    start, others = world(QUIET.congest(3, 2)), world(star(8, RATE / 3, alpha=1e-4).congest(3, 2))
+    taken, current = drive_apart(spec, start, others, 72)
     assert current.program == spec.start
-    programs = [d.program for d in taken if d.program != spec.start]
+    programs = [d.program for _, d in taken if d.program != spec.start]
     assert programs
     assert len(taken) <= 8
-    assert "no gain" in " ".join(d.reason for d in taken)
+    assert "no gain" in " ".join(d.reason for _, d in taken)
 
 
 def test_epochs_of_the_old_table_are_left_out() -> None:

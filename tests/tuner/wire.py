@@ -10,7 +10,8 @@ import numpy as np
 from jaxcoll.sim import Job, Network, Noise, Phase, World, racks, spines
 from jaxcoll.sim.fluid import Result
 from jaxcoll.sim.network import Stranger
-from jaxcoll.telemetry import Records
+from jaxcoll.telemetry import Records, group_epochs
+from jaxcoll.tuner import Config, Decision, ScheduleSet, init, step
 from jaxcoll.tuner.study import RATE
 
 BURST, FAST, LUCK, LOSS, AGAIN_S = 65536, 10, 0.3, 0.1, 0.2
@@ -64,3 +65,22 @@ def wandering(seed: int, epochs: int, quiet: int = 3) -> World:
         phases.append(Phase(epoch, dataclasses.replace(network, strangers=strangers)))
         weight = 0.85 * weight + 0.5 * rng.standard_normal(2)
     return World(phases, seed=seed, noise=Noise(epoch=0.1, edge=0.1, arrival=1e-3), gap=0.02)
+
+
+def drive_apart(
+    spec: ScheduleSet, start: World, others: World, epochs: int
+) -> tuple[list[tuple[int, Decision]], Config]:
+    """Runs the job with the tuner where the start runs in one world and every other program in another: what no model
+    can know. Returns (epoch, decision) of each, and what is in force at the end."""
+    state, current, taken = init(spec), spec.home, list[tuple[int, Decision]]()
+    for epoch in range(epochs):
+        here = start if current.program == spec.start else others
+        here.epoch, here.clock = max(start.epoch, others.epoch), max(start.clock, others.clock)
+        program = spec.by_id[current.program]
+        records, _ = here.run(program.schedule, current.table, spec.nbytes, 1, program=program.id)
+        state, decision, why = step(state, group_epochs(records))
+        if decision is not None:
+            assert decision.reason == why
+            taken.append((epoch, decision))
+            current = Config(decision.program, decision.table)
+    return taken, current
