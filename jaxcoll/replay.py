@@ -49,9 +49,13 @@ class _Set:
 
 
 def replay(path: str | Path) -> list[Step]:
-    """All decisions of a run log, in order. UsageError where the file is no run log, or is damaged."""
+    """All decisions of a run log, in order. UsageError where the file is no run log, or is damaged.
+
+    What the last line's epoch decides is left out: the run ended before it was known to be in force.
+    """
     sets: dict[str, _Set] = {}
     steps: list[Step] = []
+    line: dict[str, Any] = {}
     for line in runlog.read(path):
         kind, key = line["type"], line.get("key")
         if kind == "set":
@@ -60,8 +64,9 @@ def replay(path: str | Path) -> list[Step]:
             if key not in sets:
                 raise UsageError(f'{path}: an {kind} line is about the set {key!r}, of which no "set" line came before')
             _follow(sets[key], line, steps)
-    for one in sets.values():
-        _missed(one, steps)
+    for key, one in sets.items():
+        if line["type"] != "epoch" or line["key"] != key:
+            _missed(one, steps)
     return steps
 
 

@@ -61,6 +61,18 @@ def test_a_run_with_a_decision_that_failed_replays_alike(name: str, tmp_path: Pa
     assert lines[0]["version"] == lines[1]["version"] == 1, "a version that never came into force is used again"
 
 
+def test_only_at_the_end_of_a_run_may_a_decision_be_without_its_outcome(tmp_path: Path):
+    log, other = tmp_path / "run.jsonl", tmp_path / "other.jsonl"
+    job = Job(log)
+    job.run(40)
+    job.log.close()
+    lines = log.read_text().splitlines()
+    at = next(i for i, line in enumerate(lines) if json.loads(line)["type"] == "decision")
+    for kept, found in ((lines[:at], []), (lines[:at] + lines[at + 1 :], [None])):
+        other.write_text("\n".join(kept))
+        assert [step.recorded for step in replay.replay(other)][:1] == found
+
+
 def test_a_failed_decision_leaves_the_policy_where_it_was():
     job = Job(refuse=1)
     job.run(40)
