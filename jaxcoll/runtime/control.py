@@ -12,18 +12,21 @@ import hmac
 import importlib
 import importlib.util
 import json
+import logging
 import os
 import queue
 import select
 import struct
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import Any, Protocol
 
 from jaxcoll.errors import JaxcollError
 from jaxcoll.runtime import links
 from jaxcoll.runtime.job import Store
+
+log = logging.getLogger("jaxcoll")
 
 Message = dict[str, Any]
 
@@ -175,25 +178,38 @@ class JoinedLeader:
 
 
 class KvLeader:
-    """The leader's end over the key-value store."""
+    """The leader's end over the key-value store. What is sent while the store is away is lost, as an answer may be."""
 
     def __init__(self, store: Store, processes: int):
         self._store = store
         self._next = [0] * processes
         self._quiet_since = time.monotonic()
+        self._away = False
 
     def send(self, process: int, message: Message, payload: bytes = b"") -> None:
-        self._store.set_bytes(f"{_KEYS}/down/{process}/{self._next[process]}", pack(message, payload))
-        self._next[process] += 1
+        with self._tolerant():
+            self._store.set_bytes(f"{_KEYS}/down/{process}/{self._next[process]}", pack(message, payload))
+            self._next[process] += 1
+
+    @contextlib.contextmanager
+    def _tolerant(self) -> Generator[None]:
+        try:
+            yield
+            self._away = False
+        except Exception as error:
+            if not self._away:
+                log.warning("the job's store can't be reached for the tuner's messages, trying again: %s", error)
+            self._away = True
 
     def receive(self, timeout: float, wake: Sequence[int] = ()) -> list[tuple[int, Message, bytes]]:
         deadline = time.monotonic() + timeout
         while True:
             out: list[tuple[int, Message, bytes]] = []
-            for key, frame in sorted(self._store.list_bytes(f"{_KEYS}/up/")):
-                self._store.delete(key)
-                with contextlib.suppress(ValueError):
-                    out.append((int(key.split("/")[-2]), *unpack(frame)))
+            with self._tolerant():
+                for key, frame in sorted(self._store.list_bytes(f"{_KEYS}/up/")):
+                    self._store.delete(key)
+                    with contextlib.suppress(ValueError):
+                        out.append((int(key.split("/")[-2]), *unpack(frame)))
             now = time.monotonic()
             if out:
                 self._quiet_since = now
@@ -258,6 +274,11 @@ def has_zmq() -> bool:
     return importlib.util.find_spec("zmq") is not None and bool(importlib.import_module("zmq").has("curve"))
 
 
+def _beats(zmq: Any) -> tuple[tuple[int, int], ...]:
+    """Options of both ends: a connection that is cut is noticed, though nothing is sent over it."""
+    return ((zmq.HEARTBEAT_IVL, 5000), (zmq.HEARTBEAT_TIMEOUT, 15000))
+
+
 class ZmqLeader:
     """The leader's end over ZeroMQ (CURVE). Only who holds this job's key, which lies in the store, gets in."""
 
@@ -271,12 +292,9 @@ class ZmqLeader:
         self._auth.start()
         self._auth.configure_curve_callback("*", credentials_provider=_OneKey(client_public))
         self._socket = self._context.socket(zmq.ROUTER)
-        for option, value in (
-            (zmq.CURVE_SERVER, 1),
-            (zmq.LINGER, 0),
-            (zmq.SNDHWM, _HIGH_WATER),
-            (zmq.RCVHWM, _HIGH_WATER),
-        ):
+        # After a cut a worker comes again while its old connection still seems to live: the new one takes its place.
+        options = ((zmq.CURVE_SERVER, 1), (zmq.ROUTER_HANDOVER, 1), (zmq.RCVHWM, _HIGH_WATER))
+        for option, value in (*options, *_beats(zmq), (zmq.LINGER, 0), (zmq.SNDHWM, _HIGH_WATER)):
             self._socket.setsockopt(option, value)
         self._socket.setsockopt(zmq.CURVE_SECRETKEY, server_secret)
         port = self._socket.bind_to_random_port(f"tcp://{address}")
@@ -334,8 +352,8 @@ class ZmqWorker:
         s = self._context.socket(zmq.DEALER)
         server, public, secret = self._keys
         options = ((zmq.CURVE_SERVERKEY, server), (zmq.CURVE_PUBLICKEY, public), (zmq.CURVE_SECRETKEY, secret))
-        beats = ((zmq.HEARTBEAT_IVL, 5000), (zmq.HEARTBEAT_TIMEOUT, 15000), (zmq.RECONNECT_IVL_MAX, 2000))
-        for option, value in (*options, *beats, (zmq.IDENTITY, identity), (zmq.LINGER, 0), (zmq.SNDHWM, _HIGH_WATER)):
+        more = ((zmq.RECONNECT_IVL_MAX, 2000), (zmq.IDENTITY, identity), (zmq.LINGER, 0), (zmq.SNDHWM, _HIGH_WATER))
+        for option, value in (*options, *_beats(zmq), *more):
             s.setsockopt(option, value)
         s.connect(endpoint)
         return s

@@ -35,7 +35,8 @@ _ROUND_S = 0.25  # it wakes when something comes; a pause is only there to see t
 _SILENT_S = 15.0  # a process that says nothing for so long while others do is named in a warning
 _UNANSWERED = "no answer"
 _TRIES = 8  # attempts at one decision, each with twice the margin
-_MAX_MARGIN = 1 << 20  # launches
+_MAX_MARGIN = 1 << 16  # launches
+_STORE_S = 30.0  # a store that is away for longer ends the tuning
 _FIRST_EXCHANGE_S = 0.05
 _ROOM = 3.0
 _LATE_S = 15.0  # a process that hasn't been heard of for so long at the start is named in a warning
@@ -45,7 +46,8 @@ _LATE_S = 15.0  # a process that hasn't been heard of for so long at the start i
 class Swap:
     """How an attempt at a decision ended: `tries` attempts, a `margin` in launches, the longest stall of any process.
 
-    `exchange_s`: from the proposal to the last process's word that it has obeyed; `waiting`: executions that waited.
+    `exchange_s`: from the proposal to the last process's word that it has obeyed; `waiting`: executions that waited;
+    `final`: another attempt would be refused, too.
     """
 
     committed: bool
@@ -55,6 +57,7 @@ class Swap:
     stall_s: float
     waiting: int
     refusal: str = ""
+    final: bool = False
 
 
 Answers = dict[int, Message]
@@ -244,10 +247,11 @@ class Leader:
     def commit(self, question: Mapping[str, Any]) -> Swap:
         """Brings a decision into force on all ranks at one execution, or nowhere."""
         # As many launches as begin while a proposal makes its round, with room to spare, and one.
-        margin, swap = 1 + math.ceil(_ROOM * self._exchange_s * question["rate"]), Swap(False, 0, 0, 0.0, 0.0, 0)
+        margin = min(1 + math.ceil(_ROOM * self._exchange_s * question["rate"]), _MAX_MARGIN)
+        swap = Swap(False, 0, 0, 0.0, 0.0, 0)
         for tries in range(1, _TRIES + 1):
             swap = dataclasses.replace(self._attempt(question, margin), tries=tries)
-            if swap.committed or self._stopping.is_set():
+            if swap.committed or swap.final or self._stopping.is_set():
                 break
             if tries == 1 and swap.refusal.startswith(_UNANSWERED):
                 log.warning("a table isn't in force yet: %s; trying again. Is the control network up?", swap.refusal)
@@ -262,21 +266,36 @@ class Leader:
         about |= {"version": question["version"], "program": question["program"]}
         staged, refusal = self._stage(question, about)
         if refusal:
-            return Swap(False, 1, margin, 0.0, 0.0, 0, refusal)
+            return Swap(False, 1, margin, 0.0, 0.0, 0, refusal, final=not refusal.startswith(_UNANSWERED))
         began = time.monotonic()
         places: list[list[Place]] = [[(p[0], p[1], p[2]) for p in a["places"]] for a in staged.values()]
         promised = self._ask(processes, "promised", {"do": "propose", **about, "points": points_behind(places, margin)})
         refusal = _refusal(processes, promised)
-        verdict = settle(self._store, attempt, CANCEL if refusal else COMMIT)
+        verdict = self._settled(attempt, CANCEL if refusal else COMMIT)
         decided = self._ask(processes, "decided", {"do": "decide", **about, "verdict": verdict})
         exchange = time.monotonic() - began
         self._exchange_s = max(exchange, 0.8 * self._exchange_s + 0.2 * exchange)
         if len(decided) == len(processes):
-            self._store.delete(verdict_key(attempt))  # nobody will ask for it any more
+            with contextlib.suppress(Exception):  # nobody will ask for it any more; left there it does no harm
+                self._store.delete(verdict_key(attempt))
         stall = max((float(a["stall_s"]) for a in decided.values()), default=0.0)
         waiting = sum(int(a["waiting"]) for a in decided.values())
         refusal = refusal or ("" if verdict == COMMIT else "a process asked for the verdict before it was given")
         return Swap(verdict == COMMIT, 1, margin, exchange, stall, waiting, refusal)
+
+    def _settled(self, attempt: str, wish: str) -> str:
+        """The verdict on an attempt; a store that is away for a while is asked again."""
+        until, said = time.monotonic() + _STORE_S, False
+        while True:
+            try:
+                return settle(self._store, attempt, wish)
+            except Exception as error:
+                if time.monotonic() > until or self._stopping.is_set():
+                    raise
+                if not said:
+                    log.warning("no word on table swap %s from the job's store, asking again: %s", attempt, error)
+                said, wish = True, CANCEL  # unless the wish has come through; executions may be waiting
+                self._stopping.wait(_ROUND_S)
 
     def _stage(self, question: Mapping[str, Any], about: Message) -> tuple[Answers, str]:
         processes, table = question["processes"], question["table"]
@@ -285,7 +304,9 @@ class Leader:
         unknown = [p for p, a in staged.items() if a["unknown"]]
         if unknown:
             # Parsed and checked now, off every collective's path, and kept: it is sent once.
-            self._ask(unknown, "loaded", {**about, "do": "program"}, question["blob"])
+            refusal = _refusal(unknown, self._ask(unknown, "loaded", {**about, "do": "program"}, question["blob"]))
+            if refusal:
+                return staged, refusal
             staged |= self._ask(unknown, "staged", message, table)
         return staged, _refusal(processes, staged)
 

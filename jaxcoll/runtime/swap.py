@@ -10,6 +10,7 @@ itself, and obeys what stands there, be it that or the leader's word.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
 import threading
 import time
@@ -21,6 +22,7 @@ from jaxcoll.runtime.native import NativeError
 from jaxcoll.runtime.sets import SetInfo, Sets
 from jaxcoll.runtime.world import World
 from jaxcoll.schedule import Schedule, decode, encode
+from jaxcoll.steering.sizes import NEAR
 from jaxcoll.steering.tuned import SetId
 
 log = logging.getLogger("jaxcoll")
@@ -108,7 +110,7 @@ class LocalSwaps:
         return program in self._handles
 
     def started(self, set_id: SetId) -> list[Place]:
-        """The last execution begun of every call site of a set."""
+        """The last execution begun of every call site of a set, in every executable."""
         native = self._world.native
         sites = native.ffi.new("uint64_t[]", _MAX_SITES)
         launches = native.ffi.new("int64_t[]", _MAX_SITES)
@@ -183,16 +185,18 @@ def settle(store: Store, attempt: str, wish: str) -> str:
 
 
 def points_behind(places: Sequence[Sequence[Place]], margin: int) -> list[Place]:
-    """For every call site the first execution of a launch: the furthest that any process has begun, and `margin` more.
-
-    Launch numbers may wrap around: the difference decides, as in the library.
+    """For every call site and executable the first execution of a launch: the furthest that any process has begun, and
+    `margin` more.
     """
-    furthest: dict[int, int] = {}
-    for mine in places:
-        for site, launch, _ in mine:
-            if site not in furthest or launch - furthest[site] > 0:
-                furthest[site] = launch
-    return [(site, launch + margin, 0) for site, launch in furthest.items()]
+    furthest: dict[int, list[int]] = {}
+    for site, launch, _ in itertools.chain.from_iterable(places):
+        known = furthest.setdefault(site, [])
+        same = next((i for i, other in enumerate(known) if abs(launch - other) < NEAR), None)
+        if same is None:
+            known.append(launch)
+        else:
+            known[same] = max(known[same], launch)
+    return [(site, launch + margin, 0) for site, known in furthest.items() for launch in known]
 
 
 __all__ = [

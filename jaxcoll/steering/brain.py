@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import logging
 import os
+import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -48,6 +49,7 @@ class Brain:
         self._records = Store(_KEPT)
         self.sets: dict[SetId, Tuned] = {}
         self._open: tuple[Tuned, Decision, Any] | None = None
+        self._last: SetId | None = None  # that was handed an epoch
         self._said: dict[str, set[str]] = {}
         self._rest_until = 0.0
         self._came, self._stride, self._counted_at = 0, 1, time.monotonic()
@@ -109,11 +111,13 @@ class Brain:
             return []
         for tuned in self.sets.values():
             # Of what comes during a rest the newest is kept: a slow job's epochs all, a quick one's last ones.
-            tuned.pending.extend(self._records.take(tuned.set_id, tuned.expected))
-            while tuned.pending and time.monotonic() >= self._rest_until:
+            tuned.offer(self._records.take(tuned.set_id, tuned.expected))
+        for tuned in self._in_turn():
+            while tuned.pending and time.monotonic() >= max(self._rest_until, tuned.rest_until):
                 epoch = tuned.next_look()
                 if epoch is None:
                     break
+                self._last = tuned.set_id
                 began = time.thread_time()
                 out = self._feed(tuned, epoch)
                 rest = self._rest if self.calm else min(self._rest, _HURRIED_REST)
@@ -121,6 +125,12 @@ class Brain:
                 if out:
                     return out
         return []
+
+    def _in_turn(self) -> list[Tuned]:
+        """All sets, the one that was handed an epoch last at the end: a busy one must not starve the others."""
+        sets = list(self.sets.values())
+        after = next((i for i, tuned in enumerate(sets, 1) if tuned.set_id == self._last), 0)
+        return sets[after:] + sets[:after]
 
     def _feed(self, tuned: Tuned, epoch: Epoch) -> Out:
         if tuned.spec is None:
@@ -170,7 +180,8 @@ class Brain:
             log.info("%s: %s", tuned.key, decision.reason)
         else:
             # As if the decision had not been taken: the policy is pure, so its earlier state says all.
-            tuned.state, tuned.failed = before, tuned.failed + 1
+            tuned.state = before
+            tuned.refused()
             tuned.last = f"couldn't be brought into force: {outcome['refusal']}"
             log.warning("%s: %s (%s)", tuned.key, decision.reason, tuned.last)
 
@@ -230,6 +241,8 @@ def serve(connection: Connection) -> None:
 
 def main(argv: Sequence[str]) -> None:
     """The process: its one argument is the connection's file descriptor."""
+    # An interrupt at the terminal goes to it, too, and the program may live on: the leader's hanging up ends it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(_NICE)
     serve(Connection(int(argv[0])))
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import base64
 import collections
+import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy as np
 from jaxcoll.schedule import Schedule, decode
 from jaxcoll.sim.plan import plan
 from jaxcoll.steering.policy import Policy
+from jaxcoll.steering.sizes import NEAR, Sizes
 from jaxcoll.telemetry import Epoch, concatenate, diagnose, epoch_seconds, measurement_matrix
 from jaxcoll.tuner import Config, Decision, Program, ScheduleSet
 
@@ -23,6 +25,7 @@ _PENDING = 16  # epochs that wait for the policy
 _RECENT = 24  # epochs that the diagnosis is made from
 _RATES_S = (3.0, 0.5)  # launches are counted over so many seconds
 _LEARN, _LOOK, _ODD = 24, 8, 0.15  # see Pace; _ODD is the logarithm of a ratio
+_REST_S = 60.0  # the longest rest after decisions that couldn't be brought into force
 _FEW = 8  # epochs that are too few to count launches by
 
 
@@ -112,10 +115,14 @@ class Tuned:
         short = f"{set_id[0] & 0xFFFF:04x}.{set_id[1] & 0xFFFF:04x}"
         self.key = f"{self.kind} up to {label} over {len(self.devices)} ranks ({short})"
         self.expected = {p.id: sum(1 for e in p.schedule.edges if _carries(p.schedule, e)) for p in self._programs}
+        self._sizes = Sizes()
+        self.left_out = 0  # epochs of other sizes
         self.spec: ScheduleSet | None = None
         self.state: Any = None
         self.config: Config | None = None
         self.epochs = self.swaps = self.reverts = self.failed = 0
+        self._failed_in_a_row = 0
+        self.rest_until = 0.0  # by time.monotonic()
         self.last = "waiting for the first epochs"
         self.seconds: collections.deque[float] = collections.deque(maxlen=256)
         self._starts: collections.deque[tuple[int, int]] = collections.deque(maxlen=512)
@@ -126,7 +133,7 @@ class Tuned:
         self._seen: tuple[int, dict[str, Any]] = (-1, {"findings": [], "throughput": []})
 
     def begin(self, epoch: Epoch) -> None:
-        """Makes the policy's state, with the size that the first epoch really moved."""
+        """Makes the policy's state, with the size that the epoch really moved, and what is in force as its start."""
         blocks = len(self.devices) if self.kind in ("all_gather", "reduce_scatter", "all_to_all") else 1
         nbytes = max(1, self._nbytes // blocks)
         ran = next((p for p in self._programs if p.id == epoch.program), None)
@@ -134,9 +141,34 @@ class Tuned:
             modelled = int(plan(ran.schedule, ran.identity, nbytes).size.sum())
             moved = int(epoch.receiver["bytes"].sum())
             nbytes = max(1, round(nbytes * moved / modelled)) if modelled and moved else nbytes
-        self.spec = ScheduleSet(self.key, tuple(self._programs), nbytes, self._start, hosts=self._hosts)
+        start, table = (self._start, None) if self.config is None else (self.config.program, self.config.table)
+        self.spec = ScheduleSet(self.key, tuple(self._programs), nbytes, start, table, self._hosts)
         self.state = self.policy.start(self.spec)
         self.config = self.spec.home
+
+    def offer(self, epochs: Iterable[Epoch]) -> None:
+        """Takes epochs that have ended; of what waits too long the newest is kept. Not while a decision is open.
+
+        Where another size has come to take most of the time, the policy begins anew, from what is in force.
+        """
+        for epoch in epochs:
+            self._starts.append((epoch.id[2], int(epoch.records["start_ns"].min())))
+            before = self._sizes.chosen
+            if not self._sizes.admit(epoch):
+                self.left_out += 1
+                continue
+            if self._sizes.chosen != before:
+                self.spec = None
+                self._forget()
+                self.pending.clear()
+                self._looks.clear()
+            self.pending.append(epoch)
+
+    def _forget(self) -> None:
+        """What epochs have shown is of something else than what comes now."""
+        self.pace.reset()
+        self.seconds.clear()
+        self.recent.clear()
 
     def next_look(self) -> Epoch | None:
         """The next pending epoch that the policy is to see; None if there is none."""
@@ -156,15 +188,14 @@ class Tuned:
         seconds = float(epoch_seconds(epoch))
         self.seconds.append(seconds)
         self.recent.append(epoch)
-        self._starts.append((int(epoch.records["start_ns"].min()), epoch.id[2]))
         return seconds
 
     def launch_rate(self) -> float:
         """Launches a second: the most of what the last seconds, the last half second, and one epoch's length say."""
         if not self._starts:
             return 0.0
-        newest = max(at for at, _ in self._starts)
-        rates = [_rate([s for s in self._starts if newest - s[0] < span * 1e9]) for span in _RATES_S]
+        newest = max(at for _, at in self._starts)
+        rates = [_rate([s for s in self._starts if newest - s[1] < span * 1e9]) for span in _RATES_S]
         if len(self._starts) < _FEW:
             rates.append(1 / max(1e-3, float(np.median(self.seconds))))
         return max(rates)
@@ -172,13 +203,20 @@ class Tuned:
     def took(self, decision: Decision) -> None:
         """Notes a decision that is in force."""
         self.config = Config(decision.program, decision.table)
-        self.pace.reset()
-        self.seconds.clear()
-        self.recent.clear()
+        self._failed_in_a_row = 0
+        self._forget()
         if decision.action == "revert":
             self.reverts += 1
         else:
             self.swaps += 1
+
+    def refused(self) -> None:
+        """Notes a decision that couldn't be brought into force: after a second one in a row it rests, longer each time,
+        since the next epochs would only lead to the same."""
+        self.failed += 1
+        self._failed_in_a_row += 1
+        if self._failed_in_a_row > 1:
+            self.rest_until = time.monotonic() + min(_REST_S, 2.0**self._failed_in_a_row)
 
     def seen(self) -> dict[str, Any]:
         """What the last epochs show.
@@ -208,6 +246,7 @@ class Tuned:
             "program": program,
             "version": config.table.version if config is not None else 0,
             "epochs": self.epochs,
+            "left_out": self.left_out,
             "swaps": self.swaps,
             "reverts": self.reverts,
             "failed": self.failed,
@@ -219,10 +258,14 @@ class Tuned:
 
 
 def _rate(starts: Sequence[tuple[int, int]]) -> float:
-    """Launches a second of (start in ns, launch) pairs."""
-    times, launches = [at for at, _ in starts], [launch for _, launch in starts]
-    span = (max(times) - min(times)) / 1e9
-    return (max(launches) - min(launches)) / span if span > 0 else 0.0
+    """Launches a second of (launch, start in ns) pairs: of the executable that is launched most often."""
+    ordered = np.array(sorted(starts), dtype=np.int64).reshape(-1, 2)
+    rates = [0.0]
+    for one in np.split(ordered, np.flatnonzero(np.diff(ordered[:, 0]) >= NEAR) + 1):
+        span = float(np.ptp(one[:, 1])) / 1e9 if len(one) else 0.0
+        if span > 0:
+            rates.append(float(np.ptp(one[:, 0])) / span)
+    return max(rates)
 
 
 def _carries(schedule: Schedule, edge: Any) -> bool:

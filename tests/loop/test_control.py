@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import threading
 import time
+from typing import Any
 
 import pytest
 from needs import need
@@ -124,6 +126,48 @@ def test_zmq_carries_messages_and_lets_in_the_jobs_key_only():
     finally:
         worker.close()
         leader.close()
+
+
+def test_a_worker_that_comes_again_takes_its_old_connections_place():
+    # After a cut its old connection may still look alive to the leader.
+    need(control.has_zmq(), "pyzmq", "ZMQ")
+    store = MemoryStore()
+    leader = control.ZmqLeader(store, "127.0.0.1")
+    old = control.ZmqWorker(store, 1, 5.0)
+    try:
+        exchange(leader, old, 1)
+        new = control.ZmqWorker(store, 1, 5.0)
+        try:
+            exchange(leader, new, 1)
+        finally:
+            new.close()
+    finally:
+        old.close()
+        leader.close()
+
+
+class Shaky(MemoryStore):
+    """A store that can be away."""
+
+    away = False
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("set_bytes", "get_bytes", "list_bytes", "delete", "set_once", "get") and self.away:
+            raise RuntimeError("UNAVAILABLE: socket closed")
+        return super().__getattribute__(name)
+
+
+def test_a_store_that_is_away_for_a_while_ends_nothing(caplog: pytest.LogCaptureFixture):
+    store = Shaky()
+    leader, worker = control.KvLeader(store, 3), control.KvWorker(store, 2)
+    exchange(leader, worker, 2)
+    store.away = True
+    with caplog.at_level(logging.WARNING, "jaxcoll"):
+        leader.send(2, {"do": "stage"})
+        assert leader.receive(0.02) == leader.receive(0.02) == []
+    assert len(caplog.records) == 1
+    store.away = False
+    exchange(leader, worker, 2)
 
 
 def test_without_pyzmq_in_one_process_all_use_the_store(monkeypatch: pytest.MonkeyPatch):

@@ -21,6 +21,8 @@ from jaxcoll.runtime.native import NativeError, load
 from jaxcoll.schedule import Kind, Schedule, Table, encode
 
 Array = npt.NDArray[Any]
+Place = tuple[int, int, int]
+"""(call site, launch, index): an execution."""
 
 NS = 1_000_000_000
 LIMIT_S = 40.0  # of one wait: what takes longer hangs
@@ -287,22 +289,19 @@ class Cluster:
             )
         )
 
-    def started(self, world: int, key: int) -> dict[int, tuple[int, int]]:
-        """Call site -> (launch, index) of the last execution begun there."""
+    def started(self, world: int, key: int) -> list[Place]:
+        """The last execution begun of every call site and executable."""
         ffi, most = self.native.ffi, 64
         sites, launches, indices = ffi.new("uint64_t[]", most), ffi.new("int64_t[]", most), ffi.new("uint32_t[]", most)
         n = self.native.lib.jc_set_started(self.worlds[world], self.group(), key, sites, launches, indices, most)
-        return {sites[i]: (launches[i], indices[i]) for i in range(n)}
+        return [(sites[i], launches[i], indices[i]) for i in range(n)]
 
-    def propose(self, world: int, key: int, version: int, points: dict[int, tuple[int, int]]) -> None:
-        ffi = self.native.ffi
+    def propose(self, world: int, key: int, version: int, points: Sequence[Place]) -> None:
+        kinds = ("uint64_t[]", "int64_t[]", "uint32_t[]")
+        places = [self.native.ffi.new(kind, [point[i] for point in points]) for i, kind in enumerate(kinds)]
         self.native.check(
-            self.native.lib.jc_set_propose(
-                self.worlds[world], self.group(), key, version, ffi.new("uint64_t[]", list(points)),
-                ffi.new("int64_t[]", [p[0] for p in points.values()]),
-                ffi.new("uint32_t[]", [p[1] for p in points.values()]), len(points),
-            )
-        )  # fmt: skip
+            self.native.lib.jc_set_propose(self.worlds[world], self.group(), key, version, *places, len(points))
+        )
 
     def decide(self, world: int, key: int, version: int, commit: bool) -> None:
         self.native.check(self.native.lib.jc_set_decide(self.worlds[world], self.group(), key, version, int(commit)))
@@ -311,7 +310,7 @@ class Cluster:
         """A table of the set's first program for every execution that has not begun, on all worlds."""
         for world in range(len(self.worlds)):
             self.stage(world, key, version, self.programs[key, world][0], table)
-            points = {site: (launch, index + 1) for site, (launch, index) in self.started(world, key).items()}
+            points = [(site, launch, index + 1) for site, launch, index in self.started(world, key)]
             self.propose(world, key, version, points)
             self.decide(world, key, version, commit=True)
 

@@ -234,7 +234,7 @@ def test_a_rank_that_is_ahead_under_a_new_table_disagrees_with_nobody(transport:
         ops = begin(cluster, schedule, [0, 1, 3], key=key, launch=first)
         for world in range(len(cluster.worlds)):
             cluster.stage(world, key, 1, cluster.programs[key, world][0], Table.identity(schedule).swap_graph(0, 2, 3))
-            cluster.propose(world, key, 1, {1: (second, 0)})
+            cluster.propose(world, key, 1, [(1, second, 0)])
             cluster.decide(world, key, 1, commit=True)
         later = begin(cluster, schedule, [0], key=key, launch=second)
         until = time.monotonic() + 0.6
@@ -300,7 +300,7 @@ def test_stop_with_open_operations(transport: str):
         ops = begin(cluster, schedule, range(N - 1), key=key)
         waiting_key = cluster.define([schedule])
         cluster.stage(0, waiting_key, 1, cluster.load(0, schedule), None)
-        cluster.propose(0, waiting_key, 1, {})
+        cluster.propose(0, waiting_key, 1, [])
         waiting = begin(cluster, schedule, [0], key=waiting_key)
         assert not waiting[0].wait(0.05)
         for world in cluster.worlds:
@@ -315,7 +315,7 @@ def test_a_verdict_that_never_comes():
         schedule = build("ring", Kind.ALL_REDUCE, 2)
         key = cluster.define([schedule])
         cluster.stage(0, key, 1, cluster.load(0, schedule), None)
-        cluster.propose(0, key, 1, {})
+        cluster.propose(0, key, 1, [])
         error = begin(cluster, schedule, [0], key=key)[0].error(1.4)
         assert "no verdict came on a proposed table" in error
 

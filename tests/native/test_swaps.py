@@ -16,7 +16,7 @@ from jaxcoll.runtime.native import NativeError
 from jaxcoll.schedule import Chunk, ChunkGraph, Collective, Edge, Kind, Op, Schedule, Table, build, interpret, valid
 
 from . import cases
-from .harness import TRANSPORTS, Cluster, on_threads
+from .harness import TRANSPORTS, Cluster, Place, on_threads
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -128,7 +128,7 @@ def test_staging_is_checked():
         with pytest.raises(NativeError, match="program ring"):
             cluster.stage(0, key, 1, mine, broken)
         with pytest.raises(NativeError, match="not staged"):
-            cluster.propose(0, key, 1, {})
+            cluster.propose(0, key, 1, [])
         cluster.put_in_force(key, None, version=5)
         with pytest.raises(NativeError, match="not newer than 5"):
             cluster.stage(0, key, 5, mine, None)
@@ -144,14 +144,15 @@ def test_a_proposal_in_the_past_is_refused():
         value = [np.ones(4, np.int32)] * 2
         for _ in range(3):
             cluster.run(schedule, value, key=key, site=7)
-        ((site, last),) = cluster.started(0, key).items()
+        ((site, launch, index),) = cluster.started(0, key)
         assert site == 7
-        for points in ({7: last}, {}, {8: (last[0] + 5, 0)}):
+        far = launch + (1 << 40)  # of another executable
+        for points in ([(7, launch, index)], [], [(8, launch + 5, 0)], [(7, far, 0)]):
             with pytest.raises(NativeError, match="gone past"):
                 cluster.propose(0, key, 1, points)
-        cluster.propose(0, key, 1, {7: (last[0], last[1] + 1)})
+        cluster.propose(0, key, 1, [(7, launch, index + 1), (7, far, 0)])
         with pytest.raises(NativeError, match="another table waits"):
-            cluster.propose(0, key, 1, {7: (last[0] + 9, 0)})
+            cluster.propose(0, key, 1, [(7, launch + 9, 0)])
         cluster.decide(0, key, 1, commit=False)
         with pytest.raises(NativeError, match="not proposed"):
             cluster.decide(0, key, 1, commit=False)
@@ -168,8 +169,8 @@ def test_executions_wait_for_the_verdict(transport: str, commit: bool):
         cluster.run(schedule, values, key=key)
         for w in range(len(cluster.worlds)):
             cluster.stage(w, key, 1, cluster.load(w, schedule), Table.identity(schedule).swap_global(0, 1))
-            ((site, (launch, index)),) = cluster.started(w, key).items()
-            cluster.propose(w, key, 1, {site: (launch + 2, index)})
+            ((site, launch, index),) = cluster.started(w, key)
+            cluster.propose(w, key, 1, [(site, launch + 2, index)])
         cluster.run(schedule, values, key=key)  # before the point: goes on
         launch = cluster.new_launch()
         ops = [cluster.start(r, Kind.ALL_REDUCE, values[r], key, launch=launch) for r in range(n)]
@@ -201,9 +202,9 @@ def pool(n: int) -> list[tuple[int, bytes, Table]]:
 
 
 class Ranks:
-    """Every rank executes the calls of two sites launch by launch, each at its own pace."""
+    """Every rank executes two calls launch by launch, and the first of them in another executable, at its own pace."""
 
-    SITES = (11, 12)
+    CALLS = ((11, 0), (12, 0), (11, -7 << 40))  # (site, what the launches of its executable are counted from)
 
     def __init__(self, cluster: Cluster, key: int):
         self.cluster, self.key, n = cluster, key, cluster.ranks
@@ -215,10 +216,9 @@ class Ranks:
         self.ended = [0] * n
 
     def begin(self, rank: int) -> None:
-        launch, site = divmod(self.next[rank], len(self.SITES))
-        op = self.cluster.start(
-            rank, Kind.ALL_REDUCE, self.values[rank], self.key, launch=launch + 1, site=self.SITES[site]
-        )
+        launch, call = divmod(self.next[rank], len(self.CALLS))
+        site, base = self.CALLS[call]
+        op = self.cluster.start(rank, Kind.ALL_REDUCE, self.values[rank], self.key, launch=base + launch + 1, site=site)
         self.open[rank].append(op)
         self.next[rank] += 1
 
@@ -240,7 +240,7 @@ class Leader:
         self.todo: list[tuple[str, int]] = []
         self.worlds = range(len(cluster.worlds))
         self.agreed: list[int] = []
-        self.points: dict[int, tuple[int, int]] | None = None
+        self.points: list[Place] | None = None
 
     def step(self) -> None:
         """One action on one world."""
@@ -278,13 +278,14 @@ class Leader:
         order = list(self.worlds)
         self.todo = [(what, w) for what in ("stage", "propose") for w in self.rng.sample(order, len(order))]
 
-    def _points(self) -> dict[int, tuple[int, int]]:
-        points: dict[int, tuple[int, int]] = {}
+    def _points(self) -> list[Place]:
+        points: dict[tuple[int, bool], Place] = {}
         for world in self.worlds:
-            for site, place in self.cluster.started(world, self.key).items():
-                points[site] = max(points.get(site, place), place)
+            for place in self.cluster.started(world, self.key):
+                call = place[0], place[1] < 0
+                points[call] = max(points.get(call, place), place)
         margin = self.rng.choice((0, 0, 1, 2, 5))
-        return {site: (launch + margin, index + 1) for site, (launch, index) in points.items()}
+        return [(site, launch + margin, index + 1) for site, launch, index in points.values()]
 
 
 @pytest.mark.timeout(300)

@@ -190,13 +190,15 @@ int jc_set_started(jc_world* w, uint64_t group, int64_t set_key, uint64_t* sites
   auto set = w->world->FindSet(group, set_key);
   if (set == nullptr) return 0;
   int n = 0;
-  for (const auto& [site, place] : set->Started()) {
-    if (n < max) {
-      sites[n] = site;
-      launches[n] = place.launch;
-      indices[n] = place.index;
+  for (const auto& [site, places] : set->Started()) {
+    for (const jaxcoll::Place& place : places) {
+      if (n < max) {
+        sites[n] = site;
+        launches[n] = place.launch;
+        indices[n] = place.index;
+      }
+      ++n;
     }
-    ++n;
   }
   return n;
 }
@@ -205,8 +207,8 @@ int jc_set_propose(jc_world* w, uint64_t group, int64_t set_key, uint64_t versio
                    const int64_t* launches, const uint32_t* indices, int count) {
   auto set = w->world->FindSet(group, set_key);
   if (set == nullptr) return Report(NoSet());
-  std::map<uint64_t, jaxcoll::Place> points;
-  for (int i = 0; i < count; ++i) points[sites[i]] = {launches[i], indices[i]};
+  jaxcoll::Places points;
+  for (int i = 0; i < count; ++i) points[sites[i]].push_back({launches[i], indices[i]});
   return Report(set->Propose(version, points));
 }
 

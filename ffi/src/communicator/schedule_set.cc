@@ -23,6 +23,14 @@ class Timed {
   const int64_t began_ns_;
 };
 
+// The place of the same executable, or null.
+const Place* Of(const Places& places, uint64_t site, const Place& place) {
+  auto it = places.find(site);
+  if (it == places.end()) return nullptr;
+  auto same = std::find_if(it->second.begin(), it->second.end(), [&](const Place& p) { return p.Near(place); });
+  return same == it->second.end() ? nullptr : &*same;
+}
+
 }  // namespace
 
 ScheduleSet::ScheduleSet(std::vector<std::shared_ptr<const Program>> programs, size_t chosen)
@@ -41,8 +49,17 @@ std::shared_ptr<const Plan> ScheduleSet::PlanOf(Version& v, int rank, bool wide)
 }
 
 bool ScheduleSet::Covers(const Commit& c, uint64_t site, const Place& place) {
-  auto it = c.points.find(site);
-  return it == c.points.end() || !place.Before(it->second);
+  const Place* point = Of(c.points, site, place);
+  return point == nullptr || !place.Before(*point);
+}
+
+void ScheduleSet::Begin(uint64_t site, const Place& place) {
+  std::vector<Place>& places = started_[site];
+  auto same = std::find_if(places.begin(), places.end(), [&](const Place& p) { return p.Near(place); });
+  if (same == places.end())
+    places.push_back(place);
+  else if (same->Before(place))
+    *same = place;
 }
 
 std::shared_ptr<const Plan> ScheduleSet::Find(uint64_t site, const Place& place, int rank, bool wide) {
@@ -58,8 +75,7 @@ std::shared_ptr<const Plan> ScheduleSet::Resolve(uint64_t site, Place place, int
     waiting_.push_back({site, place, rank, wide, NowNs(), std::move(start)});
     return nullptr;
   }
-  auto [it, fresh] = started_.emplace(site, place);
-  if (!fresh && it->second.Before(place)) it->second = place;
+  Begin(site, place);
   return Find(site, place, rank, wide);
 }
 
@@ -85,12 +101,12 @@ Status ScheduleSet::Stage(uint64_t version, std::shared_ptr<const Program> progr
   return {};
 }
 
-std::map<uint64_t, Place> ScheduleSet::Started() {
+Places ScheduleSet::Started() {
   std::lock_guard<std::mutex> lock(mu_);
   return started_;
 }
 
-Status ScheduleSet::Propose(uint64_t version, const std::map<uint64_t, Place>& points) {
+Status ScheduleSet::Propose(uint64_t version, const Places& points) {
   std::lock_guard<std::mutex> lock(mu_);
   held_ns_ = 0;
   Timed timed(&held_ns_);
@@ -98,11 +114,13 @@ Status ScheduleSet::Propose(uint64_t version, const std::map<uint64_t, Place>& p
   if (it == staged_.end())
     return Status::Error(Format("table version %llu is not staged", static_cast<unsigned long long>(version)));
   if (proposal_) return Status::Error("another table waits for its verdict");
-  for (const auto& [site, last] : started_) {
-    auto point = points.find(site);
-    if (point == points.end() || !last.Before(point->second))
-      return Status::Error(
-          Format("call site %llx has gone past the proposed execution", static_cast<unsigned long long>(site)));
+  for (const auto& [site, places] : started_) {
+    for (const Place& last : places) {
+      const Place* point = Of(points, site, last);
+      if (point == nullptr || !last.Before(*point))
+        return Status::Error(
+            Format("call site %llx has gone past the proposed execution", static_cast<unsigned long long>(site)));
+    }
   }
   proposal_ = Commit{it->second, points};
   return {};
@@ -125,8 +143,7 @@ Status ScheduleSet::Decide(uint64_t version, bool commit) {
     }
     proposal_.reset();
     for (Waiting& w : waiting_) {
-      auto [it, fresh] = started_.emplace(w.site, w.place);
-      if (!fresh && it->second.Before(w.place)) it->second = w.place;
+      Begin(w.site, w.place);
       std::shared_ptr<const Plan> plan = Find(w.site, w.place, w.rank, w.wide);
       go.emplace_back(std::move(w), std::move(plan));
     }

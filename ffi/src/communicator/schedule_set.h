@@ -1,9 +1,10 @@
 // The schedule set of one (communicator, collective, size class): programs, the table in force, and how a new one comes
 // into force.
 //
-// Executions of a call site have an order that is the same on every rank: (launch, index). A commit names, per call
-// site, the first execution that uses the new version; before that point ranks may run ahead or behind as they like. A
-// commit comes in two steps:
+// Executions of a call site in one executable have an order that is the same on every rank: (launch, index). A commit
+// names, per call site and executable, the first execution that uses the new version; before that point ranks may run
+// ahead or behind as they like. One call site stands in several executables where a jitted function was compiled more
+// than once (another batch size, another static argument). A commit comes in two steps:
 //   Propose: the rank promises not to begin an execution at or after the points until the verdict is known (it refuses
 //   if it already
 //            has); executions before the points go on, so with a margin nothing pauses;
@@ -11,6 +12,7 @@
 #ifndef JAXCOLL_COMMUNICATOR_SCHEDULE_SET_H_
 #define JAXCOLL_COMMUNICATOR_SCHEDULE_SET_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -33,7 +35,17 @@ struct Place {
     auto d = static_cast<int64_t>(static_cast<uint64_t>(launch) - static_cast<uint64_t>(o.launch));
     return d != 0 ? d < 0 : index < o.index;
   }
+  // Whether both are of one executable: each numbers its launches from a hash of its own, far from all others.
+  bool Near(const Place& o) const {
+    uint64_t d = static_cast<uint64_t>(launch) - static_cast<uint64_t>(o.launch);
+    return std::min(d, 0 - d) < kNear;
+  }
+  // Four times the largest margin of a commit; steering/sizes.py has the same number.
+  static constexpr uint64_t kNear = 1 << 18;
 };
+
+// By call site: one place for each executable.
+using Places = std::map<uint64_t, std::vector<Place>>;
 
 class ScheduleSet {
  public:
@@ -47,9 +59,9 @@ class ScheduleSet {
   // Checks a table, makes its plans for these ranks. Nothing is in force yet.
   Status Stage(uint64_t version, std::shared_ptr<const Program> program, Table table, const std::vector<int>& ranks,
                bool wide);
-  // The last execution begun of every call site.
-  std::map<uint64_t, Place> Started();
-  Status Propose(uint64_t version, const std::map<uint64_t, Place>& points);
+  // The last executions begun.
+  Places Started();
+  Status Propose(uint64_t version, const Places& points);
   // Brings the proposal into force, or drops it; starts what waited. Deciding twice is an error.
   Status Decide(uint64_t version, bool commit);
   // Ends the waiting of executions that wait for a verdict since before `since_ns`: they get no plan. The proposal
@@ -73,7 +85,7 @@ class ScheduleSet {
   };
   struct Commit {
     std::shared_ptr<Version> version;
-    std::map<uint64_t, Place> points;  // a call site that isn't named uses the version from its first execution on
+    Places points;  // what isn't named uses the version from its first execution on
   };
   struct Waiting {
     uint64_t site;
@@ -85,6 +97,7 @@ class ScheduleSet {
   };
   std::shared_ptr<const Plan> PlanOf(Version& v, int rank, bool wide);
   static bool Covers(const Commit& c, uint64_t site, const Place& place);
+  void Begin(uint64_t site, const Place& place);
   std::shared_ptr<const Plan> Find(uint64_t site, const Place& place, int rank, bool wide);
 
   const std::vector<std::shared_ptr<const Program>> programs_;
@@ -92,7 +105,7 @@ class ScheduleSet {
   std::vector<Commit> commits_;  // in force, oldest first; [0] holds the initial version
   std::optional<Commit> proposal_;
   std::map<uint64_t, std::shared_ptr<Version>> staged_;
-  std::map<uint64_t, Place> started_;
+  Places started_;
   std::vector<Waiting> waiting_;
   int64_t held_ns_ = 0;
 };

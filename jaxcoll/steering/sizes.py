@@ -1,0 +1,60 @@
+"""Which message size of a set is tuned by, where its call sites have several within one size class."""
+
+from __future__ import annotations
+
+import collections
+
+from jaxcoll.telemetry import Epoch
+
+NEAR = 1 << 18
+"""Launches whose numbers differ by less are of one executable: each counts from a hash of its own."""
+_WINDOW = 64  # epochs over which the time of each size is counted
+_ALIKE = 1.05  # bytes moved, as a ratio
+_MORE = 2.0  # how many times the time of the present size another one must take to be tuned by instead
+
+
+class Sizes:
+    """Tells epochs apart by the bytes that they move: those of two sizes are no samples of the same thing.
+
+    A call site of one executable has one size. Sites are alike where they move as many bytes under the same program
+    (across programs bytes don't compare: a sum of a narrow type moves some of them wide). Sizes are numbered as they
+    come; `chosen` is the one that takes the most time.
+    """
+
+    def __init__(self) -> None:
+        self._executables: dict[int, list[list[int]]] = {}  # by call site: [newest launch, size]
+        self._moved: list[dict[int, int]] = []  # by size: bytes by program
+        self._recent: collections.deque[tuple[int, float]] = collections.deque(maxlen=_WINDOW)
+        self.chosen = 0
+
+    def admit(self, epoch: Epoch) -> bool:
+        """Whether an epoch is of the chosen size, which it may have become just now."""
+        rows = epoch.receiver
+        end = rows["start_ns"] + rows["wait_ns"] + rows["transfer_ns"]
+        size = self._size(epoch, int(rows["bytes"].sum()))
+        self._recent.append((size, float(end.max() - rows["start_ns"].min()) if len(rows) else 0.0))
+        if size != self.chosen and len(self._recent) == _WINDOW:
+            mine, chosen = (sum(span for s, span in self._recent if s == one) for one in (size, self.chosen))
+            if mine > _MORE * chosen:
+                self.chosen = size
+        return size == self.chosen
+
+    def _size(self, epoch: Epoch, moved: int) -> int:
+        _, site, launch, _ = epoch.id
+        executables = self._executables.setdefault(site, [])
+        mine = next((e for e in executables if abs(launch - e[0]) < NEAR), None)
+        if mine is None:
+            mine = [launch, self._like(epoch.program, moved)]
+            executables.append(mine)
+        mine[0] = launch
+        self._moved[mine[1]].setdefault(epoch.program, moved)
+        return mine[1]
+
+    def _like(self, program: int, moved: int) -> int:
+        """The size that moves as many bytes under the program, else a new one."""
+        for size, known in enumerate(self._moved):
+            usual = known.get(program, -1)
+            if usual <= _ALIKE * moved and moved <= _ALIKE * usual:
+                return size
+        self._moved.append({})
+        return len(self._moved) - 1
