@@ -26,9 +26,9 @@ from jaxcoll.tuner import Decision
 
 log = logging.getLogger("jaxcoll")
 
-# After thinking for a second it thinks of nothing for so many: an eighth of a core is used at most. While something
-# moves it hurries: a full look takes up to 0.2 s on eight ranks, a second and more where the library is missing, and
-# seven times that are batches lost.
+# After thinking for a second it thinks of nothing for so many: while nothing moves an eighth of a core is used at most.
+# While something does it hurries: a full look takes up to 0.2 s on eight ranks, a second and more where the library is
+# missing, and seven times that are batches lost.
 REST, _HURRIED_REST = 7.0, 1.0
 _LIMIT_PER_S = 4_000  # records; above it epochs are sampled: a policy looks at a few dozen a second at most
 _CALM_PER_S = 800  # the same while all epochs are alike
