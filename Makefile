@@ -30,6 +30,8 @@ DEMO ?=
 NATIVE ?= jaxcoll/_native
 # The pytest arguments: make test TESTS="tests/bench -k sizes"
 TESTS ?=
+# Tests that keep one core busy each run side by side; the others start many processes, or look at the clock.
+SIDE_BY_SIDE := $(patsubst %,tests/%,ops schedule sim synth telemetry topology tuner)
 
 .PHONY: help
 help:
@@ -87,7 +89,8 @@ demo: $(VENV)/.examples native
 
 test: $(VENV)/.test native
 	$(call ctest,$(BUILD),)
-	$(BIN)/python -m pytest $(TESTS)
+	$(if $(TESTS),,$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 $(SIDE_BY_SIDE))
+	$(BIN)/python -m pytest $(or $(TESTS),$(SIDE_BY_SIDE:%=--ignore=%))
 
 bench: $(VENV)/.base native
 	@$(BIN)/python -c 'import mpi4py' 2>/dev/null || $(PIP) install mpi4py || true
