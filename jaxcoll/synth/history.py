@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -38,10 +39,31 @@ def warm_from_json(text: str, source: str = "<string>") -> History:
     Raises:
         UsageError: not such a file, or one that contradicts itself; the message names the file and the part.
     """
+    return _history(_parsed(text, source), source)
+
+
+def pair_to_json(pair: Sequence[History | None]) -> str:
+    """The two phases of an all_reduce, for `pair_from_json`; null for one that left nothing."""
+    return "[" + ",".join("null" if part is None else warm_to_json(part) for part in pair) + "]"
+
+
+def pair_from_json(text: str, source: str = "<string>") -> tuple[History | None, History | None]:
+    """Reads it. Raises UsageError as `warm_from_json` does."""
+    parts = _parsed(text, source)
+    if not isinstance(parts, list) or len(parts) != 2:
+        raise UsageError(f"{source}: warm-start data of all_reduce is a list of two phases")
+    first, second = (None if part is None else _history(part, source) for part in parts)
+    return first, second
+
+
+def _parsed(text: str, source: str) -> Any:
     try:
-        data: Any = json.loads(text)
+        return json.loads(text)
     except json.JSONDecodeError as error:
         raise UsageError(f"{source}, line {error.lineno}: not JSON: {error.msg}") from None
+
+
+def _history(data: Any, source: str) -> History:
     if not isinstance(data, dict) or data.get("format") != FORMAT or data.get("version") != VERSION:
         raise UsageError(f"{source}: not warm-start data of tree packing (format {FORMAT!r}, version {VERSION})")
     try:
@@ -86,7 +108,16 @@ def _check(history: History, source: str) -> None:
 
 def load(path: str | Path) -> History:
     """From a file."""
+    return warm_from_json(_text(path), str(path))
+
+
+def load_pair(path: str | Path) -> tuple[History | None, History | None]:
+    """The two phases of an all_reduce, from a file."""
+    return pair_from_json(_text(path), str(path))
+
+
+def _text(path: str | Path) -> str:
     try:
-        return warm_from_json(Path(path).read_text(encoding="utf-8"), str(path))
+        return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: can't be read as warm-start data: {error}") from None
