@@ -6,13 +6,15 @@ import base64
 import io
 import json
 import zipfile
+import zlib
 from dataclasses import dataclass, field
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jaxcoll.errors import UsageError
+from jaxcoll.errors import MALFORMED, UsageError
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.alltoall_net import FloatArray, IntArray, Net
 from jaxcoll.synth.alltoall_round import Router
@@ -21,6 +23,9 @@ from jaxcoll.synth.alltoall_schedule import hops
 from jaxcoll.synth.path_trees import Int32Array, Trees
 
 FORMAT, VERSION = "jaxcoll-all-to-all-warm", 2
+
+# What reading numpy's compressed form raises beyond `MALFORMED`: RuntimeError where it says that it is encrypted.
+_BAD_ARCHIVE = (OSError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error)
 
 
 @dataclass(frozen=True)
@@ -106,10 +111,19 @@ def warm_from_json(text: str, source: str = "<string>") -> AllToAllWarm:
     """Reads what `warm_to_json` wrote. Raises UsageError that names the file and what is wrong with it."""
     try:
         return _read(json.loads(text))
-    except (ValueError, KeyError, TypeError, OSError, IndexError, zipfile.BadZipFile) as error:
+    except (*MALFORMED, *_BAD_ARCHIVE) as error:
         raise UsageError(
             f"{source}: not a warm start of all_to_all, version {VERSION} ({error}); write one with warm_to_json"
         ) from None
+
+
+def load(path: str | Path) -> AllToAllWarm:
+    """From a file."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: can't be read as warm-start data: {error}") from None
+    return warm_from_json(text, str(path))
 
 
 def _read(head: dict[str, Any]) -> AllToAllWarm:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxcoll.errors import UsageError
+from jaxcoll.errors import MALFORMED, UsageError
 from jaxcoll.schedule import Schedule, load_file, save_file, verify
 from jaxcoll.schedule.files import check_writable
 from jaxcoll.synth import allgather, history
@@ -129,7 +129,7 @@ def _all_to_all(args: argparse.Namespace, topology: Topology, bar: ProgressBar) 
             raise UsageError(f"--{name.replace('_', '-')} is for tree packing; all_to_all has --latency (fewest steps)")
     warm = None
     if args.warm and Path(args.warm).exists():
-        warm = alltoall_warm.warm_from_json(Path(args.warm).read_text(encoding="utf-8"), args.warm)
+        warm = alltoall_warm.load(args.warm)
         _same_nodes(args.warm, warm.net.names, warm.net.ranks, topology)
     return alltoall.all_to_all(
         topology,
@@ -234,7 +234,7 @@ def load_any(path: str) -> Schedule:
         try:
             text = Path(path).read_text(encoding="utf-8")
             data = json.loads(text)
-        except (OSError, ValueError):
+        except (OSError, *MALFORMED):
             return load_file(path)  # it says what is wrong with the file
         if foreign_reader(data) is not None:
             return loads_foreign(text, path)

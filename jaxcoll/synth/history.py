@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxcoll.errors import UsageError
+from jaxcoll.errors import MALFORMED, UsageError
 from jaxcoll.synth.forest import History
 from jaxcoll.synth.trees import Tree
 
@@ -61,6 +61,8 @@ def _parsed(text: str, source: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         raise UsageError(f"{source}, line {error.lineno}: not JSON: {error.msg}") from None
+    except MALFORMED as error:
+        raise UsageError(f"{source}: not warm-start data: {error}") from None
 
 
 def _history(data: Any, source: str) -> History:
@@ -73,7 +75,12 @@ def _history(data: Any, source: str) -> History:
             Fraction(data["rate"]),
             [int(mask, 16) for mask in data["cuts"]],
             [
-                (int(switch), list(before), list(after), np.array(amounts, np.int64).reshape(len(before), len(after)))
+                (
+                    int(switch),
+                    list(map(int, before)),
+                    list(map(int, after)),
+                    np.array(amounts, np.int64).reshape(len(before), len(after)),
+                )
                 for switch, before, after, amounts in data["splits"]
             ],
             [
@@ -81,7 +88,7 @@ def _history(data: Any, source: str) -> History:
                 for root, count, edges in data["trees"]
             ],
         )
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+    except MALFORMED as error:
         raise UsageError(f"{source}: malformed warm-start data: {type(error).__name__}: {error}") from None
     _check(history, source)
     return history
@@ -101,6 +108,8 @@ def _check(history: History, source: str) -> None:
             seen.add(child)
         if not fine:
             raise UsageError(f"{source}: tree {number} is not a spanning tree out of rank {tree.root}")
+    if sum(tree.count for tree in history.trees) > np.iinfo(np.int64).max:
+        raise UsageError(f"{source}: more trees than a number of 64 bits can count")
     for number, (switch, before, after, _) in enumerate(history.splits):
         if not all(0 <= node < nodes for node in (switch, *before, *after)):
             raise UsageError(f"{source}: split {number} names nodes beyond the {nodes} that there are")

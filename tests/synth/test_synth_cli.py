@@ -85,9 +85,42 @@ def test_a_warm_file_that_contradicts_itself(tmp_path: Path) -> None:
         ({"cuts": ["ff"]}, "cut names nodes"),
         ({"trees": [[0, 1, [0, 1, 0, 1, 0, 2]]]}, "tree 0 is not a spanning tree"),
         ({"trees": 3}, "malformed"),
+        ({"trees": [[0, 1, [0, 2**31, 0, 2, 0, 3]]]}, "malformed"),
+        ({"trees": [[0, 2**63, [0, 1, 1, 2, 2, 3]]]}, "more trees than"),
+        ({"splits": [[0, [1], [2], [[2**63]]]]}, "malformed"),
+        ({"splits": [[0, [None], [2], [[1]]]]}, "malformed"),
+        ({"ranks": float("inf")}, "malformed"),
+        ({"rate": float("inf")}, "malformed"),
+        ({"rate": "1/0"}, "malformed"),
     ):
         with pytest.raises(UsageError, match=message):
             history.warm_from_json(json.dumps({**good, **change}))
+
+
+DEEP = "[" * 100_000 + "]" * 100_000
+LONG = "[" + "9" * 100_000 + "]"
+
+
+@pytest.mark.parametrize("text", [DEEP, LONG, "", "[", "\x00"], ids=["deep", "long", "empty", "cut", "nul"])
+@pytest.mark.parametrize("collective", ["all_gather", "all_reduce", "all_to_all"])
+def test_json_that_can_not_be_read_is_told_with_its_file(collective: str, text: str, tmp_path: Path) -> None:
+    (bad := tmp_path / "bad.json").write_text(text)
+    for command, args in (
+        (cli.verify_main, [str(bad)]),
+        (cli.synth_main, [collective, "--topology", str(bad)]),
+        (cli.synth_main, [collective, "--topology", "ring:4", "--warm", str(bad)]),
+    ):
+        with pytest.raises(JaxcollError, match=r"bad\.json"):
+            command(args)
+
+
+def test_a_file_that_is_no_text_is_told(tmp_path: Path) -> None:
+    (bad := tmp_path / "bad.json").write_bytes(b"{\xff}")
+    for collective in ("all_gather", "all_reduce", "all_to_all"):
+        with pytest.raises(JaxcollError, match=r"bad\.json"):
+            cli.synth_main([collective, "--topology", "ring:4", "--warm", str(bad)])
+    with pytest.raises(JaxcollError, match=r"bad\.json, line 1: not UTF-8"):
+        cli.verify_main([str(bad)])
 
 
 def test_verify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
