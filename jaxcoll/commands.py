@@ -41,9 +41,16 @@ def _draw_parser() -> argparse.ArgumentParser:
         epilog=_known(),
     )
     parser.add_argument("schedule", help="a schedule's name, or a file (.json, .jxc, .xml)")
-    parser.add_argument("--ranks", type=int, default=8, help="for a name: number of ranks (8)")
+    parser.add_argument("--ranks", type=int, help="for a name: number of ranks (8)")
     parser.add_argument("--kind", help="for a name: the collective (the first that this schedule does)")
-    parser.add_argument("-p", "--param", type=_parameter, action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument(
+        "-p",
+        "--param",
+        type=_parameter,
+        action="append",
+        metavar="NAME=VALUE",
+        help="for a name: one of its parameters",
+    )
     parser.add_argument("-o", "--output", type=Path, help="a .svg, or .json, .jxc or .xml to save the schedule itself")
     return parser
 
@@ -56,9 +63,13 @@ def draw_main(argv: Sequence[str]) -> int:
     args = _draw_parser().parse_args(argv)
     builders = schedule.builders()
     if args.schedule in builders:
-        kind = args.kind or builders[args.schedule].kinds[0]
-        drawn = schedule.build(args.schedule, kind, args.ranks, **dict(args.param))
+        kind = builders[args.schedule].kinds[0] if args.kind is None else args.kind
+        ranks = 8 if args.ranks is None else args.ranks
+        drawn = schedule.build(args.schedule, kind, ranks, **dict(args.param or ()))
     elif Path(args.schedule).suffix:
+        for option, value in (("--ranks", args.ranks), ("--kind", args.kind), ("--param", args.param)):
+            if value is not None:
+                raise UsageError(f"{option} is for a schedule's name; {args.schedule} is a file, which says it all")
         drawn = load_file(args.schedule)
     else:
         raise ScheduleError(f"unknown schedule {args.schedule!r}; known are {', '.join(builders)}, or a file's name")

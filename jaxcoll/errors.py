@@ -8,6 +8,11 @@ if TYPE_CHECKING:
     from jaxcoll.schedule import Finding
 
 
+MALFORMED = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, EOFError, RecursionError)
+"""What Python and numpy raise over data that isn't what it should be (text that is no UTF-8, JSON that is cut short or
+lies too deep, a number too large, a field that is missing): readers of files catch it, and name the file."""
+
+
 class JaxcollError(Exception):
     """Base of all errors raised by jaxcoll."""
 

@@ -5,7 +5,9 @@
 The program calls `jaxcoll.launch.initialize()` in place of `jax.distributed.initialize()`; started by itself, without
 the launcher, the same call does nothing and the program runs as one process.
 
-Used by the benchmark, the demo and the tests. It owns its processes: they die with it, even when it is killed.
+Used by the benchmark, the demo and the tests. It owns its processes: they die with it, even when it is killed. What
+they have started themselves ends soon after them, if it has stayed in their process group and the launcher was not
+killed.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import argparse
 import contextlib
 import dataclasses
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -24,7 +27,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Literal
+from typing import IO, Any, Literal
 
 from jaxcoll.errors import UsageError
 
@@ -33,8 +36,11 @@ RANK, NPROCS, COORDINATOR = "JAXCOLL_LAUNCH_RANK", "JAXCOLL_LAUNCH_NPROCS", "JAX
 _DEVICES_FLAG = "--xla_force_host_platform_device_count"
 
 Output = Literal["prefix", "first", "capture"]
+_Pipe = IO[bytes]
 
 _POLL = 0.02
+_GRACE = 1.0
+"""Seconds that what the ranks have started may run on after all of them have ended."""
 _TAIL_LINES = 15
 
 # Runs before the program: ask the kernel to kill this process when its parent dies (the parent may have died already),
@@ -116,8 +122,41 @@ def _reserve_port() -> socket.socket:
     return holder
 
 
+def _code(process: subprocess.Popen[bytes]) -> int | None:
+    """The exit code, None while it runs. It isn't reaped by this, so that its number stays its group's."""
+    if process.returncode is not None:
+        return process.returncode
+    try:
+        end = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:  # this program has SIGCHLD ignored: the kernel reaps
+        return process.poll()
+    if end is None:
+        return None
+    return end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
+
+
+def _signal_group(group: int, signum: int) -> bool:
+    """Whether there was anybody in the process group to send the signal to (0: none is sent)."""
+    try:
+        os.killpg(group, signum)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def _hung_up(pipe: _Pipe) -> bool:
+    """Whether nobody holds the other end any more."""
+    poller = select.poll()
+    try:
+        poller.register(pipe, 0)
+    except ValueError:  # it is read to its end and closed
+        return True
+    return bool(poller.poll(0))
+
+
 class Ranks:
-    """N running processes of one command; a context manager that leaves none behind.
+    """N running processes of one command; a context manager that leaves none behind, nor any of their children that
+    have stayed in the rank's process group.
 
     command: the program and its arguments; the same for every rank.
     devices: CPU devices a process.
@@ -145,7 +184,8 @@ class Ranks:
         self._mode = output
         self._resources = contextlib.ExitStack()
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._pumps: list[threading.Thread] = []
+        self._groups: list[int] = []  # of the ranks, while their numbers can't be anybody else's
+        self._pumps: list[tuple[threading.Thread, _Pipe]] = []
         try:
             if logs is None:
                 logs = Path(self._resources.enter_context(tempfile.TemporaryDirectory(prefix="jaxcoll-ranks-")))
@@ -174,13 +214,14 @@ class Ranks:
                 start_new_session=True,
             )
         self._processes.append(process)
+        self._groups.append(process.pid)
         if piped:
             assert process.stdout is not None
             pump = threading.Thread(target=self._pump, args=(rank, process.stdout), daemon=True)
             pump.start()
-            self._pumps.append(pump)
+            self._pumps.append((pump, process.stdout))
 
-    def _pump(self, rank: int, pipe: BinaryIO | Any) -> None:
+    def _pump(self, rank: int, pipe: _Pipe) -> None:
         with pipe, self._log(rank).open("ab") as log:
             for line in pipe:
                 log.write(line)
@@ -201,16 +242,15 @@ class Ranks:
 
     def poll(self) -> list[int | None]:
         """Exit codes by rank; None for a rank that still runs."""
-        return [process.poll() for process in self._processes]
+        return [_code(process) for process in self._processes]
 
     def kill(self, rank: int, signum: int = signal.SIGKILL) -> None:
         """Send a signal to one rank and its children; a rank that has ended is left alone."""
-        if self._processes[rank].poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._processes[rank].pid, signum)
+        if self.poll()[rank] is None:
+            _signal_group(self._processes[rank].pid, signum)
 
     def wait(self, timeout: float | None = None, *, on_failure: Literal["kill", "wait"] = "kill", grace: float = 5.0):
-        """Wait for the end of all ranks. Returns a `Result`.
+        """Wait for the end of all ranks. Returns a `Result`. What they leave running is killed after a second.
 
         on_failure: "kill" ends the others `grace` seconds after the first rank that failed; "wait" lets them run.
         Raises `TimeoutError` after `timeout` seconds, with the last lines of every rank that still ran; all are killed.
@@ -228,8 +268,7 @@ class Ranks:
                 self.kill_all()
                 raise TimeoutError(f"After {timeout:g} s these ranks still ran: {late}. Their last output:\n{report}")
             time.sleep(_POLL)
-        for pump in self._pumps:
-            pump.join()
+        self._end_groups(_GRACE)
         return Result([code for code in codes if code is not None], [self.output(rank) for rank in range(self.nprocs)])
 
     def tail(self, rank: int) -> str:
@@ -238,17 +277,32 @@ class Ranks:
         return "\n".join(f"[{rank}] {line}" for line in lines)
 
     def kill_all(self) -> None:
-        """Kill every rank that still runs, and wait until it is gone."""
-        for rank in range(len(self._processes)):
-            self.kill(rank)
+        """Kill every rank that still runs, and what any of them has started, and wait until the ranks are gone."""
+        for group in self._groups:
+            _signal_group(group, signal.SIGKILL)
+        self._end_groups(0.0)
+
+    def _end_groups(self, grace: float) -> None:
+        # Reaps the ranks, all of which have ended or been killed. Their groups are looked at at once, so that no number
+        # is another's by then; it can't be while a group has members.
         for process in self._processes:
             process.wait()
+        deadline = time.monotonic() + grace
+        while (left := [group for group in self._groups if _signal_group(group, 0)]) and time.monotonic() < deadline:
+            self._groups = left
+            time.sleep(_POLL)
+        for group in left:
+            _signal_group(group, signal.SIGKILL)
+        self._groups = []
+        deadline = time.monotonic() + _GRACE
+        for pump, pipe in self._pumps:
+            pump.join(max(0.0, deadline - time.monotonic()))
+            if _hung_up(pipe):  # else a process of another group keeps it open, and isn't waited for
+                pump.join()
 
     def close(self) -> None:
         """Kill what still runs and remove the temporary files."""
         self.kill_all()
-        for pump in self._pumps:
-            pump.join()
         self._resources.close()
 
     def __enter__(self) -> Ranks:

@@ -83,6 +83,15 @@ def _in_range(what: str, value: int, low: int, high: int) -> None:
         raise ScheduleError(f"{what} is {value}; it must lie in {low}..{high}")
 
 
+def _check_name(what: str, name: str) -> None:
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        raise ScheduleError(f"{what} is {name!r}, which can't be written as UTF-8; choose another") from None
+    if size > MAX_U16:
+        raise ScheduleError(f"{what} is longer than {MAX_U16} bytes; shorten it")
+
+
 @dataclass(frozen=True, slots=True)
 class Collective:
     """What is to be computed: kind, number of ranks, and the root for `reduce` and `broadcast` (None otherwise)."""
@@ -259,6 +268,7 @@ class Schedule:
         for i, chunk in enumerate(self.chunks):
             self._check_chunk(i, chunk)
         for g, graph in enumerate(self.graphs):
+            _check_name(f"the name of graph {g}", graph.name)
             for i, edge in enumerate(graph.edges):
                 self._check_edge(f"edge {i} of graph {g}", edge)
 
@@ -266,8 +276,7 @@ class Schedule:
         _in_range("steps", self.steps, 0, MAX_U16)
         _in_range("pipeline", self.pipeline, 1, MAX_U16)
         _in_range("the number of chunk graphs", len(self.graphs), 0, MAX_U16)
-        if len(self.name.encode()) > MAX_U16:
-            raise ScheduleError("the schedule's name is longer than 65535 bytes; shorten it")
+        _check_name("the schedule's name", self.name)
         if not chunks and self.kind is not Kind.PERMUTE:  # an empty permutation is all zeros, and fine
             raise ScheduleError(
                 f"schedule {self.name!r} has no chunks; even for one rank a chunk says where its data lies"

@@ -107,6 +107,8 @@ def loads(text: str, source: str = "schedule") -> Schedule:
         raise ScheduleError(f"{source}, line {error.lineno}, column {error.colno}: no JSON: {error.msg}") from None
     except RecursionError:
         raise ScheduleError(f"{source}: no schedule: its lists lie too deep in each other") from None
+    except ValueError as error:  # a number of thousands of digits
+        raise ScheduleError(f"{source}: no schedule: {error}") from None
     top = _Node(text, source, value)
     names = ("format", "version", "name", "kind", "nranks", "steps", "chunks", "graphs")
     fields = top.fields(names, ("root", "pipeline", "canonical"))

@@ -6,14 +6,17 @@ import base64
 import io
 import json
 import zipfile
+import zlib
 from dataclasses import dataclass, field
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jaxcoll.errors import UsageError
+from jaxcoll.errors import MALFORMED, UsageError
 from jaxcoll.schedule import Schedule
+from jaxcoll.schedule.ir import MAX_WEIGHT
 from jaxcoll.synth.alltoall_net import FloatArray, IntArray, Net
 from jaxcoll.synth.alltoall_round import Router
 from jaxcoll.synth.alltoall_routing import Routing
@@ -21,6 +24,9 @@ from jaxcoll.synth.alltoall_schedule import hops
 from jaxcoll.synth.path_trees import Int32Array, Trees
 
 FORMAT, VERSION = "jaxcoll-all-to-all-warm", 2
+
+# What reading numpy's compressed form raises beyond `MALFORMED`: RuntimeError where it says that it is encrypted.
+_BAD_ARCHIVE = (OSError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error)
 
 
 @dataclass(frozen=True)
@@ -106,31 +112,98 @@ def warm_from_json(text: str, source: str = "<string>") -> AllToAllWarm:
     """Reads what `warm_to_json` wrote. Raises UsageError that names the file and what is wrong with it."""
     try:
         return _read(json.loads(text))
-    except (ValueError, KeyError, TypeError, OSError, IndexError, zipfile.BadZipFile) as error:
+    except (*MALFORMED, *_BAD_ARCHIVE) as error:
         raise UsageError(
             f"{source}: not a warm start of all_to_all, version {VERSION} ({error}); write one with warm_to_json"
         ) from None
+
+
+def load(path: str | Path) -> AllToAllWarm:
+    """From a file."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: can't be read as warm-start data: {error}") from None
+    return warm_from_json(text, str(path))
 
 
 def _read(head: dict[str, Any]) -> AllToAllWarm:
     if head["format"] != FORMAT or head["version"] != VERSION:
         raise ValueError(f"format {head['format']!r} version {head['version']!r}")
     data = np.load(io.BytesIO(base64.b64decode(head["data"])), allow_pickle=False)
-    capacity = tuple(map(Fraction, head["capacity"]))
-    net = Net(head["ranks"], head["nodes"], data["tail"], data["head"], capacity, tuple(head["names"]))
-    trees = Trees(data["source"], data["start"], data["arc"], data["units"])
-    path, pair, parts = data["path"], data["pair"], data["parts"]
-    used = max(path.max(initial=-1), trees.arc.max(initial=-1))
-    if not len(net.tail) == len(net.head) == len(data["weight"]) == net.arcs or used >= net.arcs:
-        raise ValueError("arrays that don't fit the network")
-    source, dest = np.divmod(pair, net.ranks)
+    net = _net(head, data)
+    weight = _array(data, "weight", np.float64)
+    if len(weight) != net.arcs or not (np.isfinite(weight) & (weight >= 0)).all() or not weight.any():
+        raise ValueError(f"weight is not a price for each of the {net.arcs} links")
+    return AllToAllWarm(net, _trees(data, net), weight, _routing(data, net, head["parts"]))
+
+
+def _net(head: dict[str, Any], data: Any) -> Net:
+    ranks, nodes, names = head["ranks"], head["nodes"], tuple(head["names"])
+    if not (type(ranks) is type(nodes) is int and 1 <= ranks <= nodes == len(names)):
+        raise ValueError(f"{ranks} ranks among {nodes} nodes of {len(names)} names")
+    ends = _array(data, "tail", np.int64), _array(data, "head", np.int64)
+    net = Net(ranks, nodes, *ends, tuple(map(Fraction, head["capacity"])), names)
+    for name, end in zip(("tail", "head"), ends, strict=True):
+        _check_range(name, end, 0, nodes - 1)
+        if len(end) != net.arcs:
+            raise ValueError(f"{len(end)} numbers in {name} for {net.arcs} capacities")
+    if (np.diff(net.key) <= 0).any():
+        raise ValueError("links that are not in the order of tail and head")
+    if not (np.isfinite(net.cap) & (net.cap > 0)).all():
+        raise ValueError("a capacity that is not above 0")
+    return net
+
+
+def _trees(data: Any, net: Net) -> Trees:
+    source, start, arc = (_array(data, name, np.int64) for name in ("source", "start", "arc"))
+    trees = Trees(source, start, arc, _array(data, "units", np.float64))
+    _check_range("source", source, 0, net.ranks - 1)
+    _check_range("arc", arc, 0, net.arcs - 1)
+    if len(start) != len(source) + 1 or start[0] != 0 or (np.diff(start) < 0).any():
+        raise ValueError(f"start doesn't cut {len(source)} trees")
+    if not start[-1] == len(arc) == len(trees.units) or (np.diff(trees.tree * net.arcs + arc) <= 0).any():
+        raise ValueError("trees whose arcs are not in order")
+    if not (np.isfinite(trees.units) & (trees.units > 0)).all():
+        raise ValueError("a tree with units that are not above 0")
+    return trees
+
+
+def _routing(data: Any, net: Net, parts: int) -> Routing:
+    path = _array(data, "path", np.int32, 2)
+    pair, weight = _array(data, "pair", np.int64), _array(data, "parts", np.int64)
+    _check_range("path", path, -1, net.arcs - 1)
+    _check_range("pair", pair, 0, net.ranks**2 - 1)
+    _check_range("parts", weight, 1, parts)
+    pairs = net.ranks * (net.ranks - 1)
+    if not pairs <= len(pair) == len(weight) == len(path) or type(parts) is not int or not 1 <= parts <= MAX_WEIGHT:
+        raise ValueError(f"{len(path)} paths in {parts} parts for {len(pair)} of {pairs} pairs")
     whole = np.zeros(net.ranks**2, np.int64)
-    np.add.at(whole, pair, parts)
-    if not len(pair) == len(parts) == len(path) or (whole.reshape(net.ranks, -1) != _shares(net, head["parts"])).any():
+    np.add.at(whole, pair, weight)
+    if (whole.reshape(net.ranks, -1) != parts * (1 - np.eye(net.ranks, dtype=np.int64))).any():
         raise ValueError("pairs whose blocks are not routed as a whole")
-    return AllToAllWarm(net, trees, data["weight"], Routing.of(head["parts"], source, dest, parts, path, net.arcs))
+    source, dest = np.divmod(pair, net.ranks)
+    if not _leads(net, path, source, dest):
+        raise ValueError("a path that doesn't lead from its source to its destination")
+    return Routing.of(parts, source, dest, weight, path, net.arcs)
 
 
-def _shares(net: Net, parts: int) -> IntArray:
-    """Parts of every pair, int64 [ranks, ranks]."""
-    return parts * (1 - np.eye(net.ranks, dtype=np.int64))
+def _leads(net: Net, path: Int32Array, source: IntArray, dest: IntArray) -> bool:
+    at, fits = source.copy(), True
+    for column in path.T:
+        moves = np.flatnonzero(column >= 0)
+        fits = fits and bool((net.tail[column[moves]] == at[moves]).all())
+        at[moves] = net.head[column[moves]]
+    return fits and bool((at == dest).all())
+
+
+def _array(data: Any, name: str, dtype: type[np.generic], dimensions: int = 1) -> Any:
+    array = data[name]
+    if array.dtype != dtype or array.ndim != dimensions:
+        raise ValueError(f"{name} is not of {np.dtype(dtype)}, in {dimensions} dimensions")
+    return array
+
+
+def _check_range(name: str, values: IntArray | Int32Array, low: int, high: int) -> None:
+    if ((values < low) | (values > high)).any():
+        raise ValueError(f"{name} has numbers outside {low}..{high}")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxcoll.errors import UsageError
+from jaxcoll.errors import MALFORMED, UsageError
 from jaxcoll.schedule import Schedule, load_file, save_file, verify
 from jaxcoll.schedule.files import check_writable
 from jaxcoll.synth import allgather, history
@@ -90,17 +90,16 @@ def synth_main(argv: Sequence[str]) -> int:
         result = _solve(args, topology, bar)
     finally:
         bar.close()
-    if args.warm and result.warm is not None:
-        _write(args.warm, _warm_text(args.collective, result.warm))
+    if args.output and result.schedule is not None:  # first: what comes after can fail without losing it
+        save_file(result.schedule, args.output)
+    warm = _warm_text(args.collective, result.warm)
+    if args.warm and warm is not None:
+        _write(args.warm, warm)
     if args.json:
         _write(args.json, result.to_json() + "\n")
     if args.json != "-":
         print(describe(result, topology))
-    if result.schedule is None:
-        return 1
-    if args.output:
-        save_file(result.schedule, args.output)
-    return 0
+    return 1 if result.schedule is None else 0
 
 
 main = synth_main
@@ -130,7 +129,7 @@ def _all_to_all(args: argparse.Namespace, topology: Topology, bar: ProgressBar) 
             raise UsageError(f"--{name.replace('_', '-')} is for tree packing; all_to_all has --latency (fewest steps)")
     warm = None
     if args.warm and Path(args.warm).exists():
-        warm = alltoall_warm.warm_from_json(Path(args.warm).read_text(encoding="utf-8"), args.warm)
+        warm = alltoall_warm.load(args.warm)
         _same_nodes(args.warm, warm.net.names, warm.net.ranks, topology)
     return alltoall.all_to_all(
         topology,
@@ -152,7 +151,7 @@ def _same_nodes(path: str, names: Sequence[str], ranks: int, topology: Topology)
 
 
 def _read_warm(args: argparse.Namespace, topology: Topology) -> Any:
-    """The history in --warm; for all_reduce a pair, kept as a JSON list of two."""
+    """The history in --warm; for all_reduce a pair, either of which may be None."""
     warm = _load_warm(args)
     for part in warm if isinstance(warm, tuple) else [warm]:
         if part is not None:
@@ -163,25 +162,18 @@ def _read_warm(args: argparse.Namespace, topology: Topology) -> Any:
 def _load_warm(args: argparse.Namespace) -> Any:
     if not args.warm or not Path(args.warm).exists():
         return None
-    if args.collective != "all_reduce":
-        return history.load(args.warm)
-    try:
-        parts = json.loads(Path(args.warm).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{args.warm}: can't be read as warm-start data: {error}") from None
-    if not isinstance(parts, list) or len(parts) != 2:
-        raise UsageError(f"{args.warm}: warm-start data of all_reduce is a list of two phases")
-    return tuple(history.warm_from_json(json.dumps(part), args.warm) for part in parts)
+    return history.load_pair(args.warm) if args.collective == "all_reduce" else history.load(args.warm)
 
 
-def _warm_text(collective: str, warm: Any) -> str:
+def _warm_text(collective: str, warm: Any) -> str | None:
+    """For the file in --warm; None where the solve left nothing, as one does that a time limit ended early."""
+    if warm is None or warm == (None, None):
+        return None
     if collective == "all_to_all":
         from jaxcoll.synth import alltoall_warm
 
         return alltoall_warm.warm_to_json(warm)
-    if collective == "all_reduce":
-        return "[" + ",".join(history.warm_to_json(part) for part in warm) + "]"
-    return history.warm_to_json(warm)
+    return history.pair_to_json(warm) if collective == "all_reduce" else history.warm_to_json(warm)
 
 
 def _write(path: str, text: str) -> None:
@@ -242,7 +234,7 @@ def load_any(path: str) -> Schedule:
         try:
             text = Path(path).read_text(encoding="utf-8")
             data = json.loads(text)
-        except (OSError, ValueError):
+        except (OSError, *MALFORMED):
             return load_file(path)  # it says what is wrong with the file
         if foreign_reader(data) is not None:
             return loads_foreign(text, path)

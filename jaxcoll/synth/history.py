@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jaxcoll.errors import UsageError
+from jaxcoll.errors import MALFORMED, UsageError
 from jaxcoll.synth.forest import History
 from jaxcoll.synth.trees import Tree
 
@@ -38,10 +39,33 @@ def warm_from_json(text: str, source: str = "<string>") -> History:
     Raises:
         UsageError: not such a file, or one that contradicts itself; the message names the file and the part.
     """
+    return _history(_parsed(text, source), source)
+
+
+def pair_to_json(pair: Sequence[History | None]) -> str:
+    """The two phases of an all_reduce, for `pair_from_json`; null for one that left nothing."""
+    return "[" + ",".join("null" if part is None else warm_to_json(part) for part in pair) + "]"
+
+
+def pair_from_json(text: str, source: str = "<string>") -> tuple[History | None, History | None]:
+    """Reads it. Raises UsageError as `warm_from_json` does."""
+    parts = _parsed(text, source)
+    if not isinstance(parts, list) or len(parts) != 2:
+        raise UsageError(f"{source}: warm-start data of all_reduce is a list of two phases")
+    first, second = (None if part is None else _history(part, source) for part in parts)
+    return first, second
+
+
+def _parsed(text: str, source: str) -> Any:
     try:
-        data: Any = json.loads(text)
+        return json.loads(text)
     except json.JSONDecodeError as error:
         raise UsageError(f"{source}, line {error.lineno}: not JSON: {error.msg}") from None
+    except MALFORMED as error:
+        raise UsageError(f"{source}: not warm-start data: {error}") from None
+
+
+def _history(data: Any, source: str) -> History:
     if not isinstance(data, dict) or data.get("format") != FORMAT or data.get("version") != VERSION:
         raise UsageError(f"{source}: not warm-start data of tree packing (format {FORMAT!r}, version {VERSION})")
     try:
@@ -51,7 +75,12 @@ def warm_from_json(text: str, source: str = "<string>") -> History:
             Fraction(data["rate"]),
             [int(mask, 16) for mask in data["cuts"]],
             [
-                (int(switch), list(before), list(after), np.array(amounts, np.int64).reshape(len(before), len(after)))
+                (
+                    int(switch),
+                    list(map(int, before)),
+                    list(map(int, after)),
+                    np.array(amounts, np.int64).reshape(len(before), len(after)),
+                )
                 for switch, before, after, amounts in data["splits"]
             ],
             [
@@ -59,7 +88,7 @@ def warm_from_json(text: str, source: str = "<string>") -> History:
                 for root, count, edges in data["trees"]
             ],
         )
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+    except MALFORMED as error:
         raise UsageError(f"{source}: malformed warm-start data: {type(error).__name__}: {error}") from None
     _check(history, source)
     return history
@@ -79,6 +108,8 @@ def _check(history: History, source: str) -> None:
             seen.add(child)
         if not fine:
             raise UsageError(f"{source}: tree {number} is not a spanning tree out of rank {tree.root}")
+    if sum(tree.count for tree in history.trees) > np.iinfo(np.int64).max:
+        raise UsageError(f"{source}: more trees than a number of 64 bits can count")
     for number, (switch, before, after, _) in enumerate(history.splits):
         if not all(0 <= node < nodes for node in (switch, *before, *after)):
             raise UsageError(f"{source}: split {number} names nodes beyond the {nodes} that there are")
@@ -86,7 +117,16 @@ def _check(history: History, source: str) -> None:
 
 def load(path: str | Path) -> History:
     """From a file."""
+    return warm_from_json(_text(path), str(path))
+
+
+def load_pair(path: str | Path) -> tuple[History | None, History | None]:
+    """The two phases of an all_reduce, from a file."""
+    return pair_from_json(_text(path), str(path))
+
+
+def _text(path: str | Path) -> str:
     try:
-        return warm_from_json(Path(path).read_text(encoding="utf-8"), str(path))
+        return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: can't be read as warm-start data: {error}") from None

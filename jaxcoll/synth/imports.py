@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from jaxcoll.errors import ScheduleError
-from jaxcoll.schedule.ir import Chunk, Collective, Edge, Kind, Op, Schedule, independent_graphs
+from jaxcoll.errors import MALFORMED, ScheduleError
+from jaxcoll.schedule.ir import MAX_RANKS, Chunk, Collective, Edge, Kind, Op, Schedule, independent_graphs
 
 _FLOW = re.compile(r"Chunk (\d+) from (\d+) traveled over (\d+)->(\d+) in epoch (\d+)")
 _NUMBER = re.compile(r"(\d+)\D*$")
@@ -41,14 +41,16 @@ def loads_foreign(text: str, source: str = "<string>") -> Schedule:
         raise ScheduleError(f"{source}, line {error.lineno}, column {error.colno}: not JSON: {error.msg}") from None
     except RecursionError:
         raise ScheduleError(f"{source}: no schedule: its lists lie too deep in each other") from None
+    except ValueError as error:  # a number of thousands of digits
+        raise ScheduleError(f"{source}: no schedule: {error}") from None
     reader = foreign_reader(data)
     if reader is None:
         raise ScheduleError(f"{source}: neither SCCL ('msccl_type': 'algorithm') nor TE-CCL ('7-Flows') JSON")
     try:
         return reader(data, Path(source).name.split(".")[0])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        if isinstance(error, ScheduleError):
-            raise ScheduleError(f"{source}: {error}") from None
+    except ScheduleError as error:
+        raise ScheduleError(f"{source}: {error}") from None
+    except MALFORMED as error:
         raise ScheduleError(f"{source}: malformed: {type(error).__name__}: {error}") from None
 
 
@@ -65,6 +67,8 @@ def foreign_reader(data: Any) -> Callable[[Any, str], Schedule] | None:
 def _from_sccl(data: dict[str, Any], name: str) -> Schedule:
     collective: dict[str, Any] = data["collective"]
     ranks = int(collective["nodes"])
+    if not 1 <= ranks <= MAX_RANKS:
+        raise ScheduleError(f"collective.nodes is {ranks}; it must lie in 1..{MAX_RANKS}")
     pre: dict[int, set[int]] = {}
     post: dict[int, set[int]] = {}
     for position, chunk in enumerate(collective["chunks"]):

@@ -33,7 +33,8 @@ def namespace(run: str, node: str) -> str:
 
 @contextlib.contextmanager
 def _exclusive() -> Generator[None, None, None]:
-    # Without it a clean-up could take a file for a dead one's between its creation and its locking.
+    # Without it a clean-up could take a file for a dead one's between its creation and its locking, or find one gone
+    # that it has just seen.
     FOLDER.mkdir(mode=0o755, parents=True, exist_ok=True)
     with (FOLDER / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -64,7 +65,8 @@ class Claim:
 
     def release(self) -> None:
         """Give the run id back; its namespaces must be gone."""
-        self._path.unlink(missing_ok=True)
+        with _exclusive():
+            self._path.unlink(missing_ok=True)
         self._file.close()
 
 

@@ -20,7 +20,7 @@ BEGIN, END = "<!-- testbed: begin -->", "<!-- testbed: end -->"
 ABOUT = """Runs every scenario as a `jaxcoll testbed bench` of its own, keeps its results in DIR/NAME.json and its
 output in DIR/NAME.log, and writes the table of them all between the two `testbed` marks of a file, where what it has
 no results of stays as it was. A scenario that fails is named in the table and in the exit status; the others go on. One
-whose results are there isn't run again."""
+whose results are there isn't run again, unless they are of other options, which count for nothing."""
 
 # A scenario that takes so many times as long as reckoned is ended.
 _PATIENCE = 4.0
@@ -46,7 +46,24 @@ def _chosen(names: Sequence[str]) -> list[Scenario]:
 
 def command(scenario: Scenario, extra: str = "") -> str:
     """The line that runs a scenario."""
-    return " ".join(filter(None, ["jaxcoll testbed bench", scenario.words, extra]))
+    return f"jaxcoll testbed bench {_words(scenario, extra)}"
+
+
+def _words(scenario: Scenario, extra: str) -> str:
+    return " ".join([*scenario.words.split(), *extra.split()])
+
+
+def _results(scenario: Scenario, folder: Path, extra: str) -> dict[str, Any] | None:
+    """What the folder has of a scenario. None where it has nothing, or what other options made, which is said."""
+    file = folder / f"{scenario.name}.json"
+    if not file.exists():
+        return None
+    data: dict[str, Any] = json.loads(file.read_text())
+    if data.get("words") == _words(scenario, extra):
+        return data
+    made_by = f"by other options ({data['words']})" if "words" in data else "by options that it doesn't tell"
+    _say(f"{scenario.name}: {file} was made {made_by}: taken as not run")
+    return None
 
 
 class _Clock:
@@ -71,9 +88,10 @@ def _run_one(scenario: Scenario, folder: Path, extra: str) -> str | None:
     """Runs a scenario. Returns why it failed, or None."""
     file, part = folder / f"{scenario.name}.json", folder / f"{scenario.name}.part"
     part.unlink(missing_ok=True)
-    words = [*scenario.words.split(), *extra.split(), "--json", str(part)]
+    words = _words(scenario, extra)
+    line = [sys.executable, "-m", "jaxcoll", "testbed", "bench", *words.split(), "--json", str(part)]
     with (folder / f"{scenario.name}.log").open("w") as log:
-        call = subprocess.Popen([sys.executable, "-m", "jaxcoll", "testbed", "bench", *words], stdout=log, stderr=log)
+        call = subprocess.Popen(line, stdout=log, stderr=log)
         try:
             status = call.wait(_PATIENCE * scenario.seconds)
         except subprocess.TimeoutExpired:
@@ -85,6 +103,7 @@ def _run_one(scenario: Scenario, folder: Path, extra: str) -> str | None:
     if status:
         lines = (folder / f"{scenario.name}.log").read_text(errors="replace").strip().splitlines()
         return f"exit status {status}: {lines[-1] if lines else 'it said nothing'}"
+    part.write_text(json.dumps({**json.loads(part.read_text()), "words": words}, indent=1) + "\n")
     part.replace(file)
     return None
 
@@ -95,7 +114,7 @@ def _say(text: str) -> None:
 
 def _run_all(scenarios: Sequence[Scenario], folder: Path, again: bool, extra: str) -> dict[str, str]:
     """Runs what is missing. Returns the failures, by name."""
-    wanted = [s for s in scenarios if again or not (folder / f"{s.name}.json").exists()]
+    wanted = [s for s in scenarios if again or _results(s, folder, extra) is None]
     clock, failed = _Clock(wanted), dict[str, str]()
     for i, scenario in enumerate(wanted, 1):
         _say(f"{i} of {len(wanted)}: {scenario.name}, {clock.text(scenario.seconds)}; all the rest {clock.text()}")
@@ -163,14 +182,15 @@ def _earlier(text: str) -> tuple[dict[str, list[str]], set[str]]:
 def make(
     scenarios: Sequence[Scenario], folder: Path, failed: dict[str, str], extra: str = "", earlier: str = ""
 ) -> str:
-    """The table, as Markdown, with the commands under it. Scenarios without results are as in the text `earlier`."""
+    """The table, as Markdown, with the commands under it. Scenarios without results of theirs are as in the text
+    `earlier`."""
     lines = ["| scenario | reading | target | measured |", "|---|---|---|---|"]
     rows_before, commands_before = _earlier(earlier)
     commands: list[str] = []
     for scenario in scenarios:
-        file, line = folder / f"{scenario.name}.json", f"    {command(scenario, extra)}"
-        if scenario.name not in failed and file.exists():
-            data = json.loads(file.read_text())
+        line = f"    {command(scenario, extra)}"
+        data = None if scenario.name in failed else _results(scenario, folder, extra)
+        if data is not None:
             lines += [_head(scenario, data), *map(str, read(scenario, data))]
             commands.append(line)
         elif scenario.name not in failed and scenario.about in rows_before:

@@ -255,6 +255,8 @@ class Topology:
             raise TopologyError(f"{source}, line {error.lineno}, column {error.colno}: not JSON: {error.msg}") from None
         except RecursionError:
             raise TopologyError(f"{source}: no topology: its lists lie too deep in each other") from None
+        except ValueError as error:  # a number of thousands of digits
+            raise TopologyError(f"{source}: no topology: {error}") from None
         try:
             return _from_data(data, source)
         except TopologyError as error:

@@ -37,6 +37,17 @@ def test_a_file_is_drawn_to_stdout_and_its_faults_are_told(tmp_path: Path, capsy
     assert "missing" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", [["--ranks=4"], ["--kind=all_reduce"], ["-p", "pipeline=3"]])
+def test_options_of_a_name_are_refused_with_a_file(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    schedule.save_file(schedule.build("ring", "all_reduce", 4), saved := tmp_path / "ring.json")
+    assert cli.main(["draw", str(saved), *words]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert f" is for a schedule's name; {saved} is a file" in said.err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -65,6 +76,7 @@ def test_help_lists_schedules(capsys: pytest.CaptureFixture[str]):
         cli.main(["draw", "--help"])
     text = capsys.readouterr().out
     assert all(f"  {name} " in text for name in schedule.builders())
+    assert text.count("for a name:") == 3
 
 
 def test_explain():

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
@@ -98,6 +99,82 @@ def test_leaving_the_block_leaves_no_process_and_no_file():
         assert logs.exists()
     assert all(map(_gone, pids))
     assert not logs.exists()
+
+
+# A rank that leaves a child behind; the child says its number.
+LEAVES = (
+    RANK + "import subprocess; child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']{}); "
+)
+SAYS = "print(child.pid, flush=True); "
+
+
+def _await_gone(pids: list[int]) -> None:
+    deadline = time.monotonic() + 30
+    while not all(map(_gone, pids)):
+        assert time.monotonic() < deadline, "a rank's child outlived the ranks"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("output", ["prefix", "first", "capture"])
+@pytest.mark.parametrize("end", ["", "os.kill(os.getpid(), 9)"], ids=["ended", "killed"])
+def test_children_of_ranks_end_with_them(output: launch.Output, end: str, tmp_path: Path):
+    start = time.monotonic()
+    code = LEAVES.format("") + f"open(r'{tmp_path}/' + str(r), 'w').write(str(child.pid)); " + end
+    with launch.Ranks(python(code), 2, output=output) as ranks:
+        result = ranks.wait(60)
+    assert result.codes == [-signal.SIGKILL if end else 0] * 2
+    assert time.monotonic() - start < 30
+    _await_gone([int((tmp_path / str(r)).read_text()) for r in range(2)])
+
+
+def test_children_may_finish_what_they_write(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(launch, "_GRACE", 20.0)
+    code = "import subprocess; subprocess.Popen(['sh', '-c', 'sleep 0.2; echo late'])"
+    for output in ("capture", "prefix"):
+        assert launch.run(python(code), 1, output=output, timeout=60).outputs == ["late\n"]
+
+
+def test_leaving_the_block_ends_children_of_ranks_that_ended():
+    code = LEAVES.format("") + SAYS + "time.sleep(600 * r)"
+    with launch.Ranks(python(code), 2) as ranks:
+        while None in ranks.poll()[:1] or not all(ranks.output(rank) for rank in range(2)):
+            time.sleep(0.02)
+        children = [int(ranks.output(rank)) for rank in range(2)]
+        assert not any(map(_gone, children))
+    _await_gone(children)
+
+
+def test_a_process_that_left_the_group_holds_nobody_up():
+    start = time.monotonic()
+    with launch.Ranks(python(LEAVES.format(", start_new_session=True") + SAYS), 1, output="prefix") as ranks:
+        (child,) = map(int, ranks.wait(60).outputs)
+    try:
+        assert time.monotonic() - start < 30
+        assert not _gone(child)
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_nothing_is_lost_where_the_output_is_read_slowly(monkeypatch: pytest.MonkeyPatch):
+    class Slow(io.StringIO):
+        def write(self, text: str) -> int:
+            time.sleep(0.01)
+            return super().write(text)
+
+    monkeypatch.setattr(launch, "_GRACE", 0.1)
+    monkeypatch.setattr(sys, "stdout", shown := Slow())
+    result = launch.run(python("for i in range(100): print(i)"), 1, output="prefix", timeout=60)
+    assert result.outputs[0].split() == [str(i) for i in range(100)]
+    assert len(shown.getvalue().splitlines()) == 100
+
+
+def test_ranks_are_told_from_each_other_where_the_kernel_reaps():
+    code = (
+        "import signal, sys\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\nfrom jaxcoll import launch\n"
+        "with launch.Ranks([sys.executable, '-c', 'pass'], 2) as ranks: print(ranks.wait(60).codes)"
+    )
+    done = subprocess.run(python(code), capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "[0, 0]\n", done.stderr
 
 
 def test_logs_stay_where_they_were_asked_for(tmp_path: Path):

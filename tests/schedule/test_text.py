@@ -63,6 +63,8 @@ def _changed(old: str, new: str) -> str:
         ('"format": "jaxcoll-schedule"', '"format": "x"', r"line 2, format: wanted 'jaxcoll-schedule'"),
         ('"name": "ring",', '"name": "ring"', r"line 5, column \d+: no JSON"),
         ('{"src": 0, "weight": 1}', '{"weight": 1}', r"chunk 0: a chunk of all_gather must name a src"),
+        ('"name": "ring",', r'"name": "\ud800",', r"the schedule's name is '\\ud800', which can't be written as UTF-8"),
+        ('{"name": "chunk1"', r'{"name": "\udfff"', r"the name of graph 1 is '\\udfff'"),
     ],
 )
 def test_errors_name_line_and_element(old: str, new: str, what: str) -> None:
@@ -94,5 +96,8 @@ def test_file_errors_name_the_file(tmp_path: Path) -> None:
     (tmp_path / "deep.json").write_text("[" * 100_000)
     with pytest.raises(ScheduleError, match=r"deep.json: no schedule: its lists lie too deep"):
         load_file(tmp_path / "deep.json")
+    (tmp_path / "long.json").write_text("9" * 100_000)
+    with pytest.raises(ScheduleError, match=r"long.json: no schedule: .*digits"):
+        load_file(tmp_path / "long.json")
     with pytest.raises(ScheduleError, match=r"none.json: can't be read: No such file"):
         load_file(tmp_path / "none.json")

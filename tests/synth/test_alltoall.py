@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import importlib.util
+import io
+import json
+from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -232,3 +238,111 @@ def test_one_rank_and_bad_arguments() -> None:
     for bad in ({"steps": 0}, {"steps": "few"}, {"chunks": 0}, {"time_limit": 0.0}):
         with pytest.raises(UsageError):
             all_to_all(ring, **bad)  # type: ignore[arg-type]
+
+
+def _damaged(text: str, change: Callable[[dict[str, Any], dict[str, Any]], None]) -> str:
+    """The warm-start file `text` after `change(fields, arrays)`."""
+    fields = json.loads(text)
+    arrays = dict(np.load(io.BytesIO(base64.b64decode(fields["data"]))))
+    change(fields, arrays)
+    np.savez_compressed(buffer := io.BytesIO(), **arrays)
+    return json.dumps({**fields, "data": base64.b64encode(buffer.getvalue()).decode()})
+
+
+def _set(name: str, at: Any, value: Any) -> Callable[[dict[str, Any], dict[str, Any]], None]:
+    def change(fields: dict[str, Any], arrays: dict[str, Any]) -> None:
+        (arrays if name in arrays else fields)[name][at] = value
+
+    return change
+
+
+def _put(name: str, value: Any) -> Callable[[dict[str, Any], dict[str, Any]], None]:
+    return lambda fields, arrays: (fields if name in fields else arrays).update({name: value})
+
+
+def _turn(*names: str) -> Callable[[dict[str, Any], dict[str, Any]], None]:
+    return lambda _, arrays: arrays.update({name: arrays[name][::-1].copy() for name in names})
+
+
+@pytest.fixture(scope="module")
+def warm_text() -> str:
+    return warm_to_json(all_to_all(parse("ring:4"), use_symmetry=False).warm)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_set("tail", 0, -1), "tail has numbers outside 0..3"),
+        (_set("head", 7, 4), "head has numbers outside 0..3"),
+        (_turn("tail", "head"), "not in the order"),
+        (lambda _, arrays: arrays.update(tail=arrays["tail"].astype(float)), "tail is not of int64"),
+        (_put("ranks", 5), "5 ranks among 4 nodes"),
+        (_put("ranks", 3), "outside 0..2"),
+        (_put("ranks", True), "True ranks"),
+        (_put("nodes", 10**12), "4 names"),
+        (_set("capacity", 3, "0"), "not above 0"),
+        (_set("capacity", 3, "-1"), "not above 0"),
+        (_set("capacity", 3, "1e-999"), "not above 0"),
+        (_set("capacity", 3, "1e999"), "too large"),
+        (_set("capacity", 3, float("inf")), "Infinity"),
+        (lambda fields, _: fields["capacity"].pop(), "for 7 capacities"),
+        (_set("weight", 0, float("nan")), "weight is not a price"),
+        (_set("weight", 0, -1.0), "weight is not a price"),
+        (_set("weight", slice(None), 0.0), "weight is not a price"),
+        (_set("source", 0, -1), "source has numbers outside 0..3"),
+        (_set("source", 0, 4), "source has numbers outside 0..3"),
+        (_set("start", 0, 1), "start doesn't cut"),
+        (_set("start", 1, 100), "start doesn't cut"),
+        (_set("start", -1, 100), "arcs are not in order"),
+        (_put("start", np.zeros(0, np.int64)), "start doesn't cut"),
+        (_set("arc", 0, -1), "arc has numbers outside 0..7"),
+        (_set("arc", 0, 8), "arc has numbers outside 0..7"),
+        (_turn("arc"), "arcs are not in order"),
+        (_set("units", 0, 0.0), "units that are not above 0"),
+        (_set("units", 0, float("inf")), "units that are not above 0"),
+        (_set("path", (0, 0), -2), "path has numbers outside -1..7"),
+        (_set("path", (0, 0), 8), "path has numbers outside -1..7"),
+        (_set("path", 0, -1), "doesn't lead"),
+        (_turn("path"), "doesn't lead"),
+        (_put("path", np.zeros(12, np.int32)), "path is not of int32"),
+        (_set("pair", 0, -15), "pair has numbers outside 0..15"),
+        (_set("pair", 0, 0), "not routed as a whole"),
+        (_set("parts", 0, -1), "parts has numbers outside"),
+        (_put("parts", 0), "parts has numbers outside 1..0"),
+        (_put("parts", 1.5), "in 1.5 parts"),
+        (_put("parts", 2**40), "in 1099511627776 parts"),
+        (_put("ranks", 1), "outside 0..0"),
+    ],
+)
+def test_a_damaged_warm_start_is_refused(
+    warm_text: str, change: Callable[[dict[str, Any], dict[str, Any]], None], message: str
+) -> None:
+    with pytest.raises(UsageError, match=rf"old\.json: .*({message})"):
+        warm_from_json(_damaged(warm_text, change), "old.json")
+
+
+@pytest.mark.parametrize("data", ["", "AAAA", "A", "UEsDBA==", None, 3])
+def test_data_that_is_no_archive_is_refused(warm_text: str, data: Any) -> None:
+    with pytest.raises(UsageError, match=r"old\.json: .*warm_to_json"):
+        warm_from_json(json.dumps({**json.loads(warm_text), "data": data}), "old.json")
+
+
+def test_an_archive_with_any_bit_flipped_is_read_or_refused(warm_text: str) -> None:
+    fields = json.loads(warm_text)
+    data = base64.b64decode(fields["data"])
+    for at in range(0, len(data), 7):
+        for flipped in (data[:at], data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :]):
+            with contextlib.suppress(UsageError):
+                warm_from_json(json.dumps({**fields, "data": base64.b64encode(flipped).decode()}))
+
+
+OPTIONS: list[dict[str, Any]] = [{"steps": "min"}, {"chunks": 1}, {"time_limit": 1e-9}, {"use_symmetry": False}]
+
+
+@pytest.mark.parametrize("spec", ["ring:5", "star:4", "torus:3x3", "rail:1x2x4"])
+def test_what_any_solve_leaves_can_be_read(spec: str) -> None:
+    base = all_to_all(parse(spec), build=False)
+    results = [base, *(all_to_all(parse(spec), build=False, **options) for options in OPTIONS)]
+    for result in (*results, all_to_all(parse(spec), build=False, warm=base.warm)):
+        again = warm_from_json(text := warm_to_json(result.warm))
+        assert warm_to_json(again) == text

@@ -122,6 +122,9 @@ def test_teccl_all_to_all() -> None:
         (teccl(["nothing"], {"GPU 0": {"GPU 1": {"Chunk 0": 1}}}), r"7-Flows\[0\]"),
         (teccl(["Chunk 0 from 0 traveled over 5->1 in epoch 0"], {"GPU 0": {"GPU 1": {"Chunk 0": 1}}}), "switch 5"),
         (teccl([], {}), "empty"),
+        (sccl(2, EACH, []).replace('"nodes": 2', '"nodes": 1e999'), "malformed: OverflowError"),
+        (sccl(10**10, [([0], [0], 0)], []), "collective.nodes is 10000000000; it must lie in 1..32767"),
+        (sccl(0, [], []), "collective.nodes is 0"),
     ],
 )
 def test_faults_are_named(text: str, message: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -84,9 +85,42 @@ def test_a_warm_file_that_contradicts_itself(tmp_path: Path) -> None:
         ({"cuts": ["ff"]}, "cut names nodes"),
         ({"trees": [[0, 1, [0, 1, 0, 1, 0, 2]]]}, "tree 0 is not a spanning tree"),
         ({"trees": 3}, "malformed"),
+        ({"trees": [[0, 1, [0, 2**31, 0, 2, 0, 3]]]}, "malformed"),
+        ({"trees": [[0, 2**63, [0, 1, 1, 2, 2, 3]]]}, "more trees than"),
+        ({"splits": [[0, [1], [2], [[2**63]]]]}, "malformed"),
+        ({"splits": [[0, [None], [2], [[1]]]]}, "malformed"),
+        ({"ranks": float("inf")}, "malformed"),
+        ({"rate": float("inf")}, "malformed"),
+        ({"rate": "1/0"}, "malformed"),
     ):
         with pytest.raises(UsageError, match=message):
             history.warm_from_json(json.dumps({**good, **change}))
+
+
+DEEP = "[" * 100_000 + "]" * 100_000
+LONG = "[" + "9" * 100_000 + "]"
+
+
+@pytest.mark.parametrize("text", [DEEP, LONG, "", "[", "\x00"], ids=["deep", "long", "empty", "cut", "nul"])
+@pytest.mark.parametrize("collective", ["all_gather", "all_reduce", "all_to_all"])
+def test_json_that_can_not_be_read_is_told_with_its_file(collective: str, text: str, tmp_path: Path) -> None:
+    (bad := tmp_path / "bad.json").write_text(text)
+    for command, args in (
+        (cli.verify_main, [str(bad)]),
+        (cli.synth_main, [collective, "--topology", str(bad)]),
+        (cli.synth_main, [collective, "--topology", "ring:4", "--warm", str(bad)]),
+    ):
+        with pytest.raises(JaxcollError, match=r"bad\.json"):
+            command(args)
+
+
+def test_a_file_that_is_no_text_is_told(tmp_path: Path) -> None:
+    (bad := tmp_path / "bad.json").write_bytes(b"{\xff}")
+    for collective in ("all_gather", "all_reduce", "all_to_all"):
+        with pytest.raises(JaxcollError, match=r"bad\.json"):
+            cli.synth_main([collective, "--topology", "ring:4", "--warm", str(bad)])
+    with pytest.raises(JaxcollError, match=r"bad\.json, line 1: not UTF-8"):
+        cli.verify_main([str(bad)])
 
 
 def test_verify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -128,3 +162,42 @@ def test_a_warm_start_of_another_network_is_refused(collective: str, tmp_path: P
 def test_bad_input_is_refused_before_the_solve(collective: str, args: list[str], message: str) -> None:
     with pytest.raises(JaxcollError, match=message):
         cli.synth_main([collective, "--topology", "ring:4", *args])
+
+
+def test_a_time_limit_that_leaves_no_warm_data_leaves_the_schedule(tmp_path: Path) -> None:
+    warm, out = tmp_path / "w.json", tmp_path / "s.json"
+    args = ["all_reduce", "--topology", "rail:1x2x4", "--time-limit", "1e-9", "--warm", str(warm), "-o", str(out)]
+    assert cli.synth_main(args) == 0
+    assert verify(load_file(out)) == []
+    assert not warm.exists()
+
+
+def test_warm_data_of_one_phase_is_kept_and_read_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from jaxcoll.synth import all_reduce
+
+    warm, out = tmp_path / "w.json", tmp_path / "s.json"
+    one = replace(whole := all_reduce(parse("ring:4")), warm=(whole.warm[0], None))  # the second phase was late
+    monkeypatch.setitem(cli.TREES, "all_reduce", lambda *_, **__: one)
+    args = ["all_reduce", "--topology", "ring:4", "--warm", str(warm)]
+    assert cli.synth_main([*args, "-o", str(out)]) == 0
+    assert verify(load_file(out)) == []
+    first, second = history.load_pair(warm)
+    assert first is not None
+    assert history.warm_to_json(first) == history.warm_to_json(whole.warm[0])
+    assert second is None
+    monkeypatch.undo()
+    capsys.readouterr()
+    assert cli.synth_main([*args, "--json", "-"]) == 0
+    details = json.loads(capsys.readouterr().out)["details"]
+    assert (details["reduce_scatter"]["warm"], details["all_gather"]["warm"]) == ("yes", "no")
+    assert None not in history.load_pair(warm)
+
+
+def test_a_schedule_is_written_where_the_warm_data_can_not_be(tmp_path: Path) -> None:
+    out = tmp_path / "s.json"
+    args = ["all_gather", "--topology", "ring:4", "--warm", str(tmp_path / "no" / "w.json"), "-o", str(out)]
+    with pytest.raises(UsageError, match=r"w\.json: can't be written"):
+        cli.synth_main(args)
+    assert verify(load_file(out)) == []

@@ -52,7 +52,7 @@ def test_a_table_of_results_with_a_missing_one(tmp_path: Path):
         next(s for s in scenarios.SCENARIOS if s.name == name) for name in ("free-dual-tree-p2", "free-ring-p2")
     )
     rows = [row("untuned", 400.0), row("on", 200.0), row("lax", 500.0), row("quiet", 190.0)]
-    (tmp_path / "free-dual-tree-p2.json").write_text(json.dumps(result(*rows)))
+    (tmp_path / "free-dual-tree-p2.json").write_text(json.dumps({**result(*rows), "words": tree.words}))
     made = table.make([tree, ring], tmp_path, {"free-ring-p2": "exit status 1: no luck"})
     assert "| | untuned / tuned, mean, convergence included | >= 1.45 | 2, met |" in made
     assert "<= 1.1 | 1.05, met |" in made
@@ -67,6 +67,46 @@ def test_a_table_of_results_with_a_missing_one(tmp_path: Path):
     assert table.put(text, made) == f"before\n{table.BEGIN}\n{made}\n{table.END}\nafter\n"
     with pytest.raises(UsageError, match="no two lines"):
         table.put("nothing here", made)
+
+
+def test_results_of_other_options_count_for_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    ring = next(s for s in scenarios.SCENARIOS if s.name == "free-ring-p2")
+    rows = [row(variant, 100.0) for variant in ("untuned", "on", "lax", "quiet")]
+    file = tmp_path / "free-ring-p2.json"
+    file.write_text(json.dumps({**result(*rows), "words": f"{ring.words} --epochs 4"}))
+    assert "not measured: not run" in table.make([ring], tmp_path, {})
+    assert f"free-ring-p2: {file} was made by other options ({ring.words} --epochs 4)" in capsys.readouterr().err
+    trial = table.make([ring], tmp_path, {}, extra="--epochs  4")
+    assert "not measured" not in trial
+    assert table.command(ring, "--epochs 4") in trial
+    assert capsys.readouterr().err == ""
+    file.write_text(json.dumps(result(*rows)))
+    text = f"{table.BEGIN}\n{trial}\n{table.END}\n"
+    assert table.make([ring], tmp_path, {}, "--epochs 4", earlier=text) == trial  # its lines are the earlier ones
+    assert "made by options that it doesn't tell: taken as not run" in capsys.readouterr().err
+
+
+def test_what_other_options_made_is_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    ring = next(s for s in scenarios.SCENARIOS if s.name == "free-ring-p2")
+    ran: list[list[str]] = []
+
+    class Bench:
+        def __init__(self, line: list[str], **_: Any):
+            ran.append(line)
+            Path(line[-1]).write_text(json.dumps(result()))
+
+        def wait(self, _: float) -> int:
+            return 0
+
+        def poll(self) -> int:
+            return 0
+
+    monkeypatch.setattr(table.subprocess, "Popen", Bench)
+    for extra in ("--epochs 4", "--epochs 4", "", ""):
+        assert table._run_all([ring], tmp_path, again=False, extra=extra) == {}  # pyright: ignore[reportPrivateUsage]
+        made = json.loads((tmp_path / "free-ring-p2.json").read_text())
+        assert made == {**result(), "words": f"{ring.words} {extra}".strip()}
+    assert [line[-4:-2] == ["--epochs", "4"] for line in ran] == [True, False]
 
 
 def test_batches_count_unless_a_phase_was_harmless():
