@@ -23,7 +23,7 @@ from jaxcoll import compat
 from jaxcoll.errors import UsageError
 from jaxcoll.primitives import ROWS, Options, Row
 from jaxcoll.primitives.define import OURS
-from jaxcoll.primitives.table import carrier, convert
+from jaxcoll.primitives.table import carrier, convert, normalised, permutation
 from jaxcoll.schedule.ir import Kind
 
 PLATFORMS = ("cpu", "cuda")
@@ -92,25 +92,6 @@ def _equal_sizes(kind: Kind, groups: Groups) -> None:
         )
 
 
-def _normalised(index: Any, size: int, what: str) -> int:
-    if isinstance(index, bool) or not isinstance(index, (int, np.integer)):
-        raise UsageError(f"{what} must be an int, not {index!r}")
-    if not -size <= index < size:
-        raise UsageError(f"{what} {index} is outside of the axis, whose indices are 0..{size - 1}")
-    return int(index) % size
-
-
-def _permutation(perm: Sequence[tuple[int, int]], size: int) -> tuple[tuple[int, int], ...]:
-    pairs = tuple(
-        (_normalised(src, size, "a source of `perm`"), _normalised(dst, size, "a destination of `perm`"))
-        for src, dst in perm
-    )
-    sources, destinations = [s for s, _ in pairs], [d for _, d in pairs]
-    if len(set(sources)) != len(sources) or len(set(destinations)) != len(destinations):
-        raise UsageError(f"ppermute sources and destinations must be unique, got {tuple(perm)}.")
-    return tuple(sorted(pairs, key=lambda pair: pair[1]))
-
-
 def plan(ctx: Any, row: Row, params: dict[str, Any], options: Options) -> Message:
     """What the call has to do. Raises UsageError on bad parameters, CannotLower where jaxcoll can't run it."""
     view = compat.mesh_view(ctx)
@@ -144,8 +125,8 @@ def plan(ctx: Any, row: Row, params: dict[str, Any], options: Options) -> Messag
         kind=row.kind,
         reduce=row.reduce,
         groups=device_groups,
-        root=_normalised(params["source"], size, "`source` of pbroadcast") if row.kind == Kind.BROADCAST else None,
-        perm=_permutation(params["perm"], size) if row.kind == Kind.PERMUTE else None,
+        root=normalised(params["source"], size, "`source` of pbroadcast") if row.kind == Kind.BROADCAST else None,
+        perm=permutation(params["perm"], size) if row.kind == Kind.PERMUTE else None,
         options=options,
     )
 

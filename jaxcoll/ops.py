@@ -28,6 +28,7 @@ from jaxcoll import lowering as _lowering
 from jaxcoll.errors import UsageError
 from jaxcoll.primitives import Options
 from jaxcoll.primitives.define import call
+from jaxcoll.primitives.table import normalised
 from jaxcoll.schedule.ir import Kind
 
 T = TypeVar("T")
@@ -294,7 +295,8 @@ def pbroadcast(
     """The arrays of the rank with index `source` along `axis_name`, on all ranks.
 
     Unlike `jax.lax.pbroadcast` it works on the CPU too. `source` is an int, or an int scalar known only when the
-    program runs, and is the same on all ranks; then a sum does the work, which moves twice the data.
+    program runs, and is the same on all ranks; then a sum does the work, which moves twice the data. A negative
+    `source` counts from the end.
     """
     axes = _axes(axis_name, "pbroadcast")
     options = Options.checked(schedule, deterministic)
@@ -305,7 +307,8 @@ def pbroadcast(
         raise UsageError(f"pbroadcast: `source` must be an int, the index of a rank, not {source!r}")
     # A tuple always: JAX takes a name apart into its letters here.
     named = axes if isinstance(axes, tuple) else (axes,)
-    return _map(lambda leaf: lax.pbroadcast(leaf, named, int(source)), x, options)
+    index = normalised(source, lax.axis_size(axes), "`source` of pbroadcast")
+    return _map(lambda leaf: lax.pbroadcast(leaf, named, index), x, options)
 
 
 def _broadcast_by_sum(leaf: jax.Array, axes: AxisName, source: jax.Array) -> jax.Array:

@@ -8,19 +8,45 @@ ranks moves arrays of shape (blocks, n), with 1 or N blocks on either side. `pac
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxcoll import compat
+from jaxcoll.errors import UsageError
 from jaxcoll.schedule.ir import Kind
 
 Params = Mapping[str, Any]
 Pack = Callable[[jax.Array, Params, int], jax.Array]
 Unpack = Callable[[jax.Array, Params, int, tuple[int, ...]], jax.Array]
+
+
+def normalised(index: Any, size: int, what: str) -> int:
+    """`index` along an axis of `size` ranks, counted from the front. Raises UsageError on what is no index of it."""
+    if isinstance(index, bool) or not isinstance(index, (int, np.integer)):
+        raise UsageError(f"{what} must be an int, not {index!r}")
+    if not -size <= index < size:
+        raise UsageError(f"{what} {index} is outside of the axis, whose indices are 0..{size - 1}")
+    return int(index) % size
+
+
+def permutation(perm: Sequence[tuple[int, int]], size: int) -> tuple[tuple[int, int], ...]:
+    """The (source, destination) pairs over `size` ranks, sorted by destination, all indices counted from the front.
+
+    Raises UsageError on what is no index, and on one that is twice a source or twice a destination.
+    """
+    pairs = tuple(
+        (normalised(src, size, "a source of `perm`"), normalised(dst, size, "a destination of `perm`"))
+        for src, dst in perm
+    )
+    sources, destinations = [s for s, _ in pairs], [d for _, d in pairs]
+    if len(set(sources)) != len(sources) or len(set(destinations)) != len(destinations):
+        raise UsageError(f"ppermute sources and destinations must be unique, got {tuple(perm)}.")
+    return tuple(sorted(pairs, key=lambda pair: pair[1]))
 
 
 def _whole(x: jax.Array, params: Params, n: int) -> jax.Array:

@@ -35,6 +35,12 @@ BAD: list[tuple[str, Any, type[Exception], str]] = [
     ("perm range", lambda t: jaxcoll.ppermute(t, "a", [(0, 4)]), UsageError, r"destination of `perm` 4 .* 0\.\.3"),
     ("source type", lambda t: jaxcoll.pbroadcast(t, "a", 1.5), UsageError, r"`source` must be an int"),
     ("source range", lambda t: jaxcoll.pbroadcast(t, "a", 4), UsageError, r"`source` of pbroadcast 4 .* 0\.\.3"),
+    (
+        "source range, gradient",
+        lambda t: jax.grad(lambda s: jnp.sum(jaxcoll.pbroadcast(s, "a", -5)))(t),
+        UsageError,
+        r"`source` of pbroadcast -5 .* 0\.\.3",
+    ),
     ("scatter, tiled", lambda t: jaxcoll.psum_scatter(t[:3], "a", tiled=True), ValueError, "must be divisible by"),
     ("scatter", lambda t: jaxcoll.psum_scatter(t[:3], "a"), ValueError, r"size 3 must match shard count 4"),
     ("scatter dim", lambda t: jaxcoll.psum_scatter(t, "a", scatter_dimension=2), UsageError, "not a dimension of an"),

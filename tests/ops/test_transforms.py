@@ -207,6 +207,21 @@ def test_broadcast_from_a_traced_source(check_vma: bool) -> None:
     np.testing.assert_array_equal(got[1], [[0, 0], [0, 0], [10, 10], [0, 0]])
 
 
+@pytest.mark.parametrize("source", [-1, -4, np.int8(2)])
+def test_broadcast_from_a_source_counted_from_the_end(source: Any) -> None:
+    """The gradient arrives at the rank that was the source."""
+    mesh = cases.mesh_of(a=4)
+    x = cases.whole_numbers((4, 3), jnp.float32, seed=10)
+
+    def f(t: Any, index: Any) -> Any:
+        value, pull = jax.vjp(lambda s: jaxcoll.pbroadcast(s, "a", index), t)
+        return value, pull(jnp.ones_like(value))[0]
+
+    value, gradient = helpers.on_ranks(mesh, lambda t: f(t, source), x)
+    np.testing.assert_array_equal(value, np.tile(x[source], (4, 1)))
+    np.testing.assert_array_equal(gradient, np.where(np.arange(4)[:, None] == source % 4, 4.0, np.zeros((4, 3))))
+
+
 def test_pmap_in_two_programs_at_once() -> None:
     """pmap over some of the devices, while others run another program."""
     x = jnp.arange(4.0)
