@@ -295,24 +295,46 @@ def pbroadcast(
     """The arrays of the rank with index `source` along `axis_name`, on all ranks.
 
     Unlike `jax.lax.pbroadcast` it works on the CPU too. `source` is an int, or an int scalar known only when the
-    program runs, and is the same on all ranks; then a sum does the work, which moves twice the data. A negative
-    `source` counts from the end.
+    program runs, and is the same on all ranks; then a sum does the work, which moves twice the data, and which takes
+    subnormal numbers for zeros where XLA does. A negative `source` counts from the end. One outside of the axis raises
+    UsageError, or, if it is known only when the program runs, makes all results zero.
     """
     axes = _axes(axis_name, "pbroadcast")
     options = Options.checked(schedule, deterministic)
+    _check_source(source)
     if isinstance(source, jax.Array):
         options = options.for_kind(Kind.BROADCAST, Kind.ALL_REDUCE)
         return _map(lambda leaf: _broadcast_by_sum(leaf, axes, source), x, options)
-    if isinstance(source, bool) or not isinstance(source, (int, np.integer)):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise UsageError(f"pbroadcast: `source` must be an int, the index of a rank, not {source!r}")
     # A tuple always: JAX takes a name apart into its letters here.
     named = axes if isinstance(axes, tuple) else (axes,)
     index = normalised(source, lax.axis_size(axes), "`source` of pbroadcast")
     return _map(lambda leaf: lax.pbroadcast(leaf, named, index), x, options)
 
 
+def _check_source(source: Any) -> None:
+    if isinstance(source, jax.Array):
+        valid, given = source.shape == () and jnp.issubdtype(source.dtype, jnp.integer), str(jax.typeof(source))
+    else:
+        valid, given = isinstance(source, (int, np.integer)) and not isinstance(source, bool), repr(source)
+    if not valid:
+        raise UsageError(f"pbroadcast: `source` must be an int or an int scalar, the index of a rank, not {given}")
+
+
 def _broadcast_by_sum(leaf: jax.Array, axes: AxisName, source: jax.Array) -> jax.Array:
-    # Added to anything, -0.0 leaves every bit of it as it was; 0.0 would turn -0.0 into 0.0.
-    nothing = jnp.full_like(leaf, -0.0 if jnp.issubdtype(leaf.dtype, jnp.inexact) else 0)
-    total = lax.psum(jnp.where(lax.axis_index(axes) == source, leaf, nothing), axes).astype(leaf.dtype)
+    if leaf.dtype == jnp.float8_e8m0fnu:  # no zero to add; its bits have one
+        bits = _broadcast_by_sum(lax.bitcast_convert_type(leaf, jnp.uint8), axes, source)
+        return lax.bitcast_convert_type(bits, leaf.dtype)
+    rank, size = lax.axis_index(axes), lax.axis_size(axes)
+    is_source = (source == rank) | (source == rank - size)
+    total = lax.psum(jnp.where(is_source, leaf, _nothing(leaf)), axes).astype(leaf.dtype)
     return lax.pcast(total, axes, to="varying") if compat.check_vma() else total
+
+
+def _nothing(x: jax.Array) -> jax.Array:
+    """What can be added to any x: it stays x, the sign of zero included.
+
+    But NaNs stay NaNs only, and XLA's threads take subnormal numbers for zeros.
+    """
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        return jnp.full_like(x, complex(-0.0, -0.0))
+    return jnp.full_like(x, -0.0 if jnp.issubdtype(x.dtype, jnp.floating) else 0)

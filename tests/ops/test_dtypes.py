@@ -88,6 +88,38 @@ def test_scaling_factors_move() -> None:
     assert helpers.on_ranks(mesh, lambda t: jaxcoll.pmax(t, "a"), x).astype(float).tolist() == [8] * 4
 
 
+def random_bits(dtype: str, count: int) -> Any:
+    """Any numbers of `dtype`: NaNs, infinities, subnormals; the first two are zeros, 0.0 and -0.0 in every part."""
+    if dtype == "bool":
+        return np.random.default_rng(5).integers(0, 2, count) > 0
+    size = np.dtype(dtype).itemsize
+    numbers = np.random.default_rng(5).integers(0, 256, count * size, np.uint8).view(dtype)
+    numbers[:2] = [0, complex(-0.0, -0.0) if dtype in COMPLEX else -0.0]
+    return numbers
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")  # of ml_dtypes, which compares signalling NaNs
+@pytest.mark.parametrize("dtype", ["bool", *INTS[2:], *FLOATS, *NARROW, "float8_e8m0fnu", *COMPLEX])
+def test_broadcast_from_a_traced_source_keeps_every_bit(dtype: str) -> None:
+    """But a NaN stays any NaN, and a subnormal number itself or a zero."""
+    mesh = cases.mesh_of(a=4)
+    with jax.enable_x64(True):
+        x = random_bits(dtype, 4000).reshape(4, 1000)
+        x[2] = random_bits(dtype, 1000)
+        got = helpers.on_ranks(mesh, lambda t, s: jaxcoll.pbroadcast(t, "a", s), x, jnp.full(4, 2))
+    assert got.dtype == x.dtype
+    part = {"complex64": np.float32, "complex128": np.float64}.get(dtype, x.dtype)
+    wanted, parts = np.tile(x[2], (4, 1)).view(part), got.view(part)
+    nan = wanted != wanted
+    np.testing.assert_array_equal(parts != parts, nan)
+    flushed = np.zeros(nan.shape, bool)
+    if dtype in ("bfloat16", "float32", "float64", *COMPLEX):  # float32 holds the subnormal ones of the others
+        flushed = (abs(wanted) < ml_dtypes.finfo(part).smallest_normal) & (parts == 0)
+        np.testing.assert_array_equal(np.signbit(parts[~nan]), np.signbit(wanted[~nan]))
+    same = ~nan & (~flushed | (wanted == 0))
+    assert parts[same].tobytes() == wanted[same].tobytes()
+
+
 def test_four_bits_of_float() -> None:
     """float4 moves in float8, which holds it exactly, and is summed in float32: 0.5 + 1.5 + 1 + 3 = 6."""
     mesh = cases.mesh_of(a=4)

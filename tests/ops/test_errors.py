@@ -34,6 +34,24 @@ BAD: list[tuple[str, Any, type[Exception], str]] = [
     ("perm twice", lambda t: jaxcoll.ppermute(t, "a", [(0, 1), (0, 2)]), UsageError, r"must be unique, got"),
     ("perm range", lambda t: jaxcoll.ppermute(t, "a", [(0, 4)]), UsageError, r"destination of `perm` 4 .* 0\.\.3"),
     ("source type", lambda t: jaxcoll.pbroadcast(t, "a", 1.5), UsageError, r"`source` must be an int"),
+    (
+        "source shape",
+        lambda t: jaxcoll.pbroadcast(t, "a", jnp.array([0, 1])),
+        UsageError,
+        r"`source` must be.*int32\[2\]",
+    ),
+    (
+        "source dtype",
+        lambda t: jaxcoll.pbroadcast(t, "a", t[0, 0]),
+        UsageError,
+        r"`source` must be an int.*float32\[\]",
+    ),
+    (
+        "source bool",
+        lambda t: jaxcoll.pbroadcast(t, "a", jnp.bool_(True)),
+        UsageError,
+        r"`source` must be an int.*bool\[\]",
+    ),
     ("source range", lambda t: jaxcoll.pbroadcast(t, "a", 4), UsageError, r"`source` of pbroadcast 4 .* 0\.\.3"),
     (
         "source range, gradient",

@@ -209,7 +209,7 @@ def test_broadcast_from_a_traced_source(check_vma: bool) -> None:
 
 @pytest.mark.parametrize("source", [-1, -4, np.int8(2)])
 def test_broadcast_from_a_source_counted_from_the_end(source: Any) -> None:
-    """The gradient arrives at the rank that was the source."""
+    """Known or not while tracing; and the gradient arrives at the rank that was the source."""
     mesh = cases.mesh_of(a=4)
     x = cases.whole_numbers((4, 3), jnp.float32, seed=10)
 
@@ -217,9 +217,21 @@ def test_broadcast_from_a_source_counted_from_the_end(source: Any) -> None:
         value, pull = jax.vjp(lambda s: jaxcoll.pbroadcast(s, "a", index), t)
         return value, pull(jnp.ones_like(value))[0]
 
-    value, gradient = helpers.on_ranks(mesh, lambda t: f(t, source), x)
-    np.testing.assert_array_equal(value, np.tile(x[source], (4, 1)))
-    np.testing.assert_array_equal(gradient, np.where(np.arange(4)[:, None] == source % 4, 4.0, np.zeros((4, 3))))
+    traced = jnp.full(4, source, jnp.int8)
+    for value, gradient in (
+        helpers.on_ranks(mesh, lambda t: f(t, source), x),
+        helpers.on_ranks(mesh, f, x, traced),
+    ):
+        np.testing.assert_array_equal(value, np.tile(x[source], (4, 1)))
+        np.testing.assert_array_equal(gradient, np.where(np.arange(4)[:, None] == source % 4, 4.0, np.zeros((4, 3))))
+
+
+@pytest.mark.parametrize("source", [4, -5, 127, -128])
+def test_broadcast_from_a_traced_source_outside_of_the_axis(source: int) -> None:
+    got = helpers.on_ranks(
+        cases.mesh_of(a=4), lambda t, s: jaxcoll.pbroadcast(t, "a", s), jnp.ones(4), jnp.full(4, source, jnp.int8)
+    )
+    np.testing.assert_array_equal(got, np.zeros(4))
 
 
 def test_pmap_in_two_programs_at_once() -> None:
