@@ -28,7 +28,7 @@ from jaxcoll import lowering as _lowering
 from jaxcoll.errors import UsageError
 from jaxcoll.primitives import Options
 from jaxcoll.primitives.define import call
-from jaxcoll.primitives.table import normalised
+from jaxcoll.primitives.table import convert, normalised
 from jaxcoll.schedule.ir import Kind
 
 T = TypeVar("T")
@@ -59,12 +59,35 @@ def _map(fun: Callable[[Any], Any], x: T, options: Options) -> T:
     return jax.tree.unflatten(tree, call(fun, leaves, options))
 
 
-def _sum(fun: Callable[[Any], Any], x: T, options: Options) -> T:
-    """Like `_map`, for the sums, which JAX folds over a constant: psum(1, axis) is the axis' size."""
+def _sum(x: T, axes: AxisName, groups: Groups, options: Options) -> T:
+    """Like `_map`, for the sums, which fold over a constant: psum(1, axis) is the axis' size."""
     leaves, tree = jax.tree.flatten(x)
     traced = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.core.Tracer)]
-    sums = dict(zip(traced, call(fun, [leaves[i] for i in traced], options), strict=True))
-    return jax.tree.unflatten(tree, [sums[i] if i in sums else fun(leaf) for i, leaf in enumerate(leaves)])
+    sent = call(lambda leaf: lax.psum(leaf, axes, axis_index_groups=groups), [leaves[i] for i in traced], options)
+    sums = dict(zip(traced, sent, strict=True))
+    return jax.tree.unflatten(
+        tree, [sums[i] if i in sums else _constant_sum(leaf, axes, groups) for i, leaf in enumerate(leaves)]
+    )
+
+
+def _unequal(groups: Groups) -> bool:
+    return groups is not None and len({len(group) for group in groups}) > 1
+
+
+def _own_group_size(axes: AxisName, groups: Groups) -> jax.Array:
+    """Number of ranks in the group that this rank is in, an int32 scalar."""
+    sizes = np.zeros(lax.axis_size(axes), np.int32)
+    for group in _lowering.split_groups(np.arange(len(sizes))[None], groups):
+        sizes[list(group)] = len(group)
+    return jnp.asarray(sizes)[lax.axis_index(axes)]
+
+
+def _constant_sum(leaf: Any, axes: AxisName, groups: Groups) -> Any:
+    """The sum of what is the same on all ranks. (`jax.lax` takes all groups to be of the first one's size.)"""
+    if not _unequal(groups):
+        return lax.psum(leaf, axes, axis_index_groups=groups)
+    leaf = jnp.asarray(leaf, jnp.int32 if jnp.result_type(leaf) == jnp.bool_ else None)
+    return leaf * convert(_own_group_size(axes, groups), leaf.dtype)
 
 
 def _check_groups(name: str, groups: Groups) -> None:
@@ -91,7 +114,8 @@ def psum(
     """Sum over the ranks along `axis_name`, the same on all of them, to the bit.
 
     Args:
-      x: pytree of arrays of any shape; bools are summed as int32. Constants fold: `psum(1, axis)` is the axis' size.
+      x: pytree of arrays of any shape; bools are summed as int32. Constants fold: `psum(1, axis)` is the axis' size, or
+        that of the rank's own group: an int, or where the groups differ in size an array, which no shape can depend on.
       axis_name: an axis, or a tuple of axes; ints are positional axes (only with check_vma=False).
       axis_index_groups: lists of axis indices, which must hold every index once; each group gets its own sum. The
         groups may be of different sizes. Needs check_vma=False.
@@ -104,7 +128,7 @@ def psum(
     _check_groups("psum", axis_index_groups)
     axes = _axes(axis_name, "psum")
     options = Options.checked(schedule, deterministic)
-    return _sum(lambda leaf: lax.psum(leaf, axes, axis_index_groups=axis_index_groups), x, options)
+    return _sum(x, axes, axis_index_groups, options)
 
 
 def pmean(
@@ -115,11 +139,16 @@ def pmean(
     schedule: str | None = None,
     deterministic: bool = False,
 ) -> T:
-    """Mean over the ranks along `axis_name`: `psum`, divided by the number of ranks. Arguments as for `psum`."""
+    """Mean over the ranks along `axis_name`: `psum`, divided by the number of ranks. Arguments as for `psum`.
+
+    Where groups differ in size it divides by that of the rank's own one, and `jax.lax.pmean` by that of the first.
+    """
     _check_groups("psum", axis_index_groups)
     axes = _axes(axis_name, "pmean")
     options = Options.checked(schedule, deterministic)
-    return _sum(lambda leaf: lax.pmean(leaf, axes, axis_index_groups=axis_index_groups), x, options)
+    total = _sum(x, axes, axis_index_groups, options)
+    size = _constant_sum(1, axes, axis_index_groups)
+    return jax.tree.map(lambda leaf: leaf / size, total)
 
 
 def pmax(

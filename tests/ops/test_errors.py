@@ -86,6 +86,8 @@ def test_groups() -> None:
         lambda t: jaxcoll.psum(t, "a", axis_index_groups=[[0, 1], [2]]),
         lambda t: jaxcoll.pmax(t, "a", axis_index_groups=[[0, 1]]),
         lambda t: jaxcoll.all_gather(t, "a", axis_index_groups=[[0, 1], [1, 2]]),
+        lambda t: jaxcoll.pmean(t, "a", axis_index_groups=[[0, 1], [2]]),
+        lambda t: t + jaxcoll.psum(1, "a", axis_index_groups=[[0, 1], [2]]),
     ):
         with pytest.raises(ValueError, match="must cover all indices exactly once"):
             run(f, check_vma=False)

@@ -36,6 +36,46 @@ def test_constants_fold() -> None:
     assert folded.tolist() == [4] * 8
 
 
+UNEQUAL = [[0, 4, 2], [3], [1, 5, 7, 6]]
+MEMBERS = np.array([3, 4, 3, 1, 3, 4, 4, 4])
+
+
+@pytest.mark.parametrize("axes", ["a", ("a", "b")])
+def test_means_over_groups_of_unequal_size(axes: Any) -> None:
+    """Each group's sum is divided by its own size; so is the gradient, and a constant's mean is the constant."""
+    mesh = cases.mesh_of(a=8) if axes == "a" else cases.mesh_of(a=2, b=4)
+    x = cases.whole_numbers((8, 3), jnp.float32, seed=11)
+
+    def f(t: Any) -> Any:
+        mean, pull = jax.vjp(lambda s: jaxcoll.pmean(s, axes, axis_index_groups=UNEQUAL), t)
+        return mean, pull(t)[0], jnp.asarray(jaxcoll.pmean(3.0, axes, axis_index_groups=UNEQUAL))
+
+    mean, gradient, constant = helpers.on_ranks(mesh, f, x, check_vma=False)
+    for group in UNEQUAL:
+        np.testing.assert_allclose(mean[group], np.tile(x[jnp.array(group)].mean(0), (len(group), 1)), rtol=1e-6)
+    np.testing.assert_allclose(gradient, mean, rtol=1e-6)
+    assert constant.tolist() == [3.0] * 8
+
+
+def test_constants_fold_to_the_size_of_the_own_group() -> None:
+    """In the dtypes of the same sums over equal groups."""
+    constants = (1, 2.0, True, np.int8(3), np.ones(2, np.float16))
+
+    def f(t: Any, groups: Any) -> Any:
+        return jax.tree.map(jnp.asarray, jaxcoll.psum(constants, "a", axis_index_groups=groups))
+
+    mesh = cases.mesh_of(a=8)
+    got = helpers.on_ranks(mesh, functools.partial(f, groups=UNEQUAL), jnp.zeros(8), check_vma=False)
+    equal = helpers.on_ranks(mesh, functools.partial(f, groups=[[*range(8)]]), jnp.zeros(8), check_vma=False)
+    for ours, like, constant in zip(got, equal, constants, strict=True):
+        assert ours.dtype == like.dtype
+        np.testing.assert_array_equal(ours, np.multiply.outer(MEMBERS, constant))
+    text = helpers.lowered(
+        cases.Place(mesh, False).sharded(lambda t: jaxcoll.psum(1, "a", axis_index_groups=UNEQUAL)), jnp.zeros(8)
+    )
+    assert helpers.messages(text) == 0
+
+
 def test_arrays_that_no_rank_computes() -> None:
     """A NumPy array is no tracer; jax.lax takes it for the same on all ranks."""
     mesh = cases.mesh_of(a=4)
