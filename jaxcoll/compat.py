@@ -66,6 +66,11 @@ def batch(prim: Any, axis_data: Any, value: Any, dim: int | None, params: Mappin
     return batching.fancy_primitive_batchers[prim](axis_data, (value,), (dim,), **params)
 
 
+def vmapped_axis(axis_data: Any) -> tuple[Any, int]:
+    """Name and size of the axis of a vmap; one without `axis_name` has a name that is no other axis'."""
+    return axis_data.name, axis_data.size
+
+
 def make_primitive(
     name: str,
     *,

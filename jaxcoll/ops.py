@@ -304,7 +304,8 @@ def ppermute(
 ) -> T:
     """Sends the arrays of the ranks along `axis_name` by the (source, destination) pairs in `perm`.
 
-    No index may be twice a source, or twice a destination. Ranks that are no destination get zeros.
+    No index may be twice a source, or twice a destination. Ranks that are no destination get zeros. The axis of a
+    jax.vmap can't stand in a tuple with others: then it raises UsageError.
     """
     if not isinstance(perm, (list, tuple)):
         raise TypeError(f"`perm` passed to `jaxcoll.ppermute` must be a list or a tuple. Got perm of type {type(perm)}")
@@ -326,7 +327,8 @@ def pbroadcast(
     Unlike `jax.lax.pbroadcast` it works on the CPU too. `source` is an int, or an int scalar known only when the
     program runs, and is the same on all ranks; then a sum does the work, which moves twice the data, and which takes
     subnormal numbers for zeros where XLA does. A negative `source` counts from the end. One outside of the axis raises
-    UsageError, or, if it is known only when the program runs, makes all results zero.
+    UsageError, or, if it is known only when the program runs, makes all results zero. With a known `source` the axis of
+    a jax.vmap can't stand in a tuple with others.
     """
     axes = _axes(axis_name, "pbroadcast")
     options = Options.checked(schedule, deterministic)

@@ -1,7 +1,8 @@
 """Makes our primitives out of JAX's: the same parameters and rules, any number of operands, another lowering.
 
-Types (shapes, varying manual axes, effects, error texts), `vmap` and transposition come from JAX's rules, operand by
-operand, the collectives in them rerouted to ours. The forward derivative of a linear operation is the operation itself.
+Types (shapes, varying manual axes, effects, error texts), `vmap` and transposition come from JAX's rules, or where
+those are wrong from the table's, operand by operand, the collectives in them rerouted to ours. The forward derivative
+of a linear operation is the operation itself.
 """
 
 from __future__ import annotations
@@ -83,10 +84,15 @@ def _transpose(row: Row, cotangents: Sequence[Any], *operands: Any, **params: An
 def _batch(row: Row, axis_data: Any, values: Sequence[Any], dims: Sequence[Any], **params: Any) -> tuple[Any, Any]:
     options, base_params = _split(params)
     out_dims: list[Any] = [None] * len(values)
+    name, size = compat.vmapped_axis(axis_data)
+    own = row.batch if name in row.axes(base_params) else None
 
     def rule(index: int) -> Any:
         def batched(value: Any) -> Any:
-            out, out_dims[index] = compat.batch(row.primitive, axis_data, value, dims[index], base_params)
+            if own is not None:
+                out, out_dims[index] = own(value, dims[index], size, base_params)
+            else:
+                out, out_dims[index] = compat.batch(row.primitive, axis_data, value, dims[index], base_params)
             return out
 
         return batched

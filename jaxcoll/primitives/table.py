@@ -23,6 +23,7 @@ from jaxcoll.schedule.ir import Kind
 Params = Mapping[str, Any]
 Pack = Callable[[jax.Array, Params, int], jax.Array]
 Unpack = Callable[[jax.Array, Params, int, tuple[int, ...]], jax.Array]
+Batch = Callable[[jax.Array, int | None, int, Params], tuple[jax.Array, int | None]]
 
 
 def normalised(index: Any, size: int, what: str) -> int:
@@ -97,6 +98,33 @@ def _transpose_pbroadcast(cotangent: jax.Array, params: Params) -> jax.Array:
     return jnp.where(lax.axis_index(axes) == params["source"], total, jnp.zeros_like(total))
 
 
+def _refuse_axes_besides(function: str, params: Params) -> None:
+    """Raises UsageError where the axis of a vmap stands in a tuple with others."""
+    axes = params["axis_name"]
+    if len(axes) > 1:
+        raise UsageError(
+            f"{function} over {axes}: one of these axes is that of a jax.vmap, over which {function} must be alone. "
+            f"Call {function} for each axis by itself, or make the vmapped axis one of the mesh."
+        )
+
+
+def _batch_ppermute(x: jax.Array, dim: int | None, n: int, params: Params) -> tuple[jax.Array, int | None]:
+    """(JAX's own rule takes full permutations only, and forgets the vmapped one of several axes.)"""
+    _refuse_axes_besides("ppermute", params)
+    if dim is None:
+        x, dim = jnp.broadcast_to(x, (n, *x.shape)), 0
+    sources = np.full(n, n)  # nobody: an index outside of the axis
+    for source, destination in permutation(params["perm"], n):
+        sources[destination] = source
+    return jnp.take(x, sources, axis=dim, mode="fill", fill_value=0), dim
+
+
+def _batch_pbroadcast(x: jax.Array, dim: int | None, n: int, params: Params) -> tuple[jax.Array, int | None]:
+    """(JAX's own rule fails.)"""
+    _refuse_axes_besides("pbroadcast", params)
+    return x if dim is None else lax.index_in_dim(x, params["source"], dim, keepdims=False), None
+
+
 @dataclasses.dataclass(frozen=True)
 class Row:
     """One operation.
@@ -108,6 +136,8 @@ class Row:
       axes_param: the parameter that holds the axis names.
       pack, unpack: operand to blocks, blocks to result (see the module's docstring).
       transpose: (cotangent, params) -> cotangent of the operand, where JAX's rule is wrong; None: JAX's rule.
+      batch: (operand, its batch dimension or None, size of that, params) -> result and its batch dimension: vmap over
+        one of the axes, where JAX's rule is wrong; None: JAX's rule.
     """
 
     name: str
@@ -117,6 +147,7 @@ class Row:
     pack: Pack = _whole
     unpack: Unpack = _reshape
     transpose: Callable[[jax.Array, Params], jax.Array] | None = None
+    batch: Batch | None = None
 
     @property
     def primitive(self) -> Any:
@@ -163,8 +194,8 @@ _ROWS = (
     _scatter("reduce_scatter"),
     _scatter("unreduced_reduce_scatter"),
     Row("all_to_all", Kind.ALL_TO_ALL, "none", pack=_pack_all_to_all, unpack=_unpack_all_to_all),
-    Row("ppermute", Kind.PERMUTE, "none"),
-    Row("pbroadcast", Kind.BROADCAST, "none", transpose=_transpose_pbroadcast),
+    Row("ppermute", Kind.PERMUTE, "none", batch=_batch_ppermute),
+    Row("pbroadcast", Kind.BROADCAST, "none", transpose=_transpose_pbroadcast, batch=_batch_pbroadcast),
 )
 
 ROWS: dict[Any, Row] = {row.primitive: row for row in _ROWS if row.primitive is not None}

@@ -121,6 +121,30 @@ def test_axes_in_another_order_than_the_mesh() -> None:
         helpers.on_ranks(mesh, lambda t: jaxcoll.ppermute(t, ("b", "a"), [(0, 1)]), jnp.zeros(4))
 
 
+@pytest.mark.parametrize("axes", [("v", "a"), ("a", "v"), ("v", "w")])
+@pytest.mark.parametrize("f", [lambda t, a: jaxcoll.ppermute(t, a, [(0, 1)]), lambda t, a: jaxcoll.pbroadcast(t, a, 1)])
+def test_a_vmapped_axis_among_others(axes: Any, f: Any) -> None:
+    with pytest.raises(UsageError, match=r"one of these axes is that of a jax\.vmap.*for each axis by itself"):
+        run(
+            lambda t: jax.vmap(jax.vmap(lambda s: f(s, axes), axis_name="w"), axis_name="v")(t),
+            check_vma=False,
+        )
+
+
+@pytest.mark.parametrize(
+    ("perm", "text"), [([(0, 1), (0, 2)], "must be unique"), ([(0, 3)], r"destination of `perm` 3 .* 0\.\.2")]
+)
+def test_permutations_that_a_vmapped_axis_has_not(perm: list[tuple[int, int]], text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        jax.vmap(lambda s: jaxcoll.ppermute(s, "v", perm), axis_name="v")(jnp.zeros(3))
+
+
+@pytest.mark.parametrize("source", [3, -4])
+def test_a_source_that_a_vmapped_axis_has_not(source: int) -> None:
+    with pytest.raises(UsageError, match=rf"`source` of pbroadcast {source} .* 0\.\.2"):
+        jax.vmap(lambda s: jaxcoll.pbroadcast(s, "v", source), axis_name="v")(jnp.zeros(3))
+
+
 def test_axes_left_to_the_compiler() -> None:
     mesh = cases.mesh_of(a=2, b=2)
     f = jax.shard_map(

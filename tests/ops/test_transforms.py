@@ -145,6 +145,46 @@ def test_vmap_with_an_axis_name() -> None:
     assert helpers.messages(helpers.lowered(alone, x)) == 0
 
 
+@pytest.mark.parametrize("perm", [[(0, 1)], [(2, 0), (0, 2)], [(-1, 1), (0, 0), (1, -1)], []])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_permutation_of_a_vmapped_axis(perm: list[tuple[int, int]], dim: int) -> None:
+    """Who is no destination gets zeros, as over a mesh axis; and sends his gradient nowhere."""
+    x = cases.whole_numbers((3, 2), jnp.float32, seed=12)
+    y = cases.whole_numbers((3, 2), jnp.float32, seed=13)
+
+    def over_mesh(t: Any, ct: Any) -> Any:
+        value, pull = jax.vjp(lambda s: jaxcoll.ppermute(s, "a", perm), t)
+        return value, pull(ct)[0], jaxcoll.ppermute(1, "a", perm)
+
+    def over_vmap(*xs: Any) -> Any:
+        f = jax.vmap(lambda s: jaxcoll.ppermute(s, "v", perm), axis_name="v", in_axes=dim)
+        value, pull = jax.vjp(f, jnp.moveaxis(xs[0], 0, dim))
+        constant = jax.vmap(lambda _: jaxcoll.ppermute(1, "v", perm), axis_name="v")(xs[0])
+        return value, jnp.moveaxis(pull(xs[1])[0], dim, 0), constant
+
+    expected = helpers.on_ranks(cases.mesh_of(a=3), over_mesh, x, y, check_vma=False)
+    for got in (over_vmap(x, y), jax.jit(over_vmap)(x, y)):
+        for ours, wanted in zip(got, expected, strict=True):
+            np.testing.assert_array_equal(ours, wanted)
+
+
+@pytest.mark.parametrize("source", [0, 2, -1, np.int64(1)])
+def test_broadcast_over_a_vmapped_axis(source: Any) -> None:
+    x = cases.whole_numbers((3, 2), jnp.float32, seed=14)
+
+    def f(t: Any, index: Any) -> Any:
+        return jax.vmap(lambda s: jaxcoll.pbroadcast(s, "v", index), axis_name="v", in_axes=1)(t.T)
+
+    def weighted(t: Any, index: Any) -> Any:
+        return jnp.sum(f(t, index) * jnp.arange(1.0, 4.0)[:, None])
+
+    for index in (source, jnp.asarray(source)):
+        np.testing.assert_array_equal(f(x, index), np.tile(x[source], (3, 1)))
+        gradient = np.where(np.arange(3)[:, None] == source % 3, 6.0, np.zeros((3, 2)))
+        np.testing.assert_array_equal(jax.grad(weighted)(x, index), gradient)
+    np.testing.assert_array_equal(jax.vmap(lambda t: jaxcoll.pbroadcast(1, "v", source) + t, axis_name="v")(x), x + 1)
+
+
 def test_vmap_outside_of_any_mesh() -> None:
     x = jnp.arange(6.0).reshape(3, 2)
     np.testing.assert_array_equal(jax.vmap(lambda t: jaxcoll.psum(t, "v"), axis_name="v")(x), np.tile(x.sum(0), (3, 1)))
