@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jaxcoll.schedule import Kind, build
+from jaxcoll.schedule import Chunk, ChunkGraph, Collective, Edge, Kind, Op, Schedule, build
 
 from . import cases
 from .harness import TRANSPORTS, Cluster
@@ -116,3 +116,29 @@ def test_one_sided_permission_to_read():
     inputs, want = cases.expected(case)
     with Cluster("shm", 3, read=lambda a, b: a < b) as cluster:
         assert not cases.compare(case, cluster.run(case.schedule, list(inputs)), want)
+
+
+def _gathered(n: int, centre: int) -> Schedule:
+    """A canonical all_reduce: one rank first, then all others into `centre`, whose value lies in its result by then."""
+    first, *others = [r for r in range(n) if r != centre]
+    edges = [
+        Edge(0, first, centre, Op.REDUCE, (0,)),
+        *(Edge(1, r, centre, Op.REDUCE, (0,)) for r in others),
+        *(Edge(2, centre, r, Op.COPY, (0,)) for r in (first, *others)),
+    ]
+    return Schedule(
+        "gathered", Collective(Kind.ALL_REDUCE, n), 3, (Chunk(None, None),), (ChunkGraph(tuple(edges)),), canonical=True
+    )
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_own_value_behind_many(transport: str):
+    wrong: list[str] = []
+    for n, centres in ((10, (9,)), (19, (8, 9, 17))):
+        with Cluster(transport, n) as cluster:
+            for centre in centres:
+                for dtype in ("float32", "int8", "bfloat16"):
+                    case = cases.Case(_gathered(n, centre), 1001, dtype, "sum")
+                    inputs, want = cases.expected(case)
+                    wrong += cases.compare(case, cluster.run(case.schedule, list(inputs)), want)
+    assert not wrong, "\n".join(wrong)
