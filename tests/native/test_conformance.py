@@ -50,6 +50,15 @@ def test_leaves(transport: str, kind: Kind):
             assert not cases.compare(case, results, want), leaves
 
 
+def test_an_offer_larger_than_the_ring():
+    # One lane, too large for the slab, in so many pieces that their addresses fill more than the ring between the two.
+    leaves = [2] * 34_000
+    case = cases.Case(build("one_shot", Kind.ALL_REDUCE, 2), sum(leaves), "float32", "sum")
+    inputs, want = cases.expected(case)
+    with Cluster("shm", 2) as cluster:
+        assert not cases.compare(case, cluster.run(case.schedule, list(inputs), leaves=leaves), want)
+
+
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_nothing_to_move(transport: str):
     with Cluster(transport, 3) as cluster:
