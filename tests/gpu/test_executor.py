@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from native import cases
+from native.harness import DTYPE
 
+from jaxcoll.runtime.native import NativeError
 from jaxcoll.schedule import Kind, Table, build
 
 from .harness import Gpu
@@ -57,6 +59,16 @@ def test_nothing_to_move():
         for kind in (Kind.ALL_REDUCE, Kind.ALL_GATHER):
             results = team.run(build("ring", kind, 3), [np.zeros(0, np.float32)] * 3)
             assert all(r.size == 0 for r in results)
+
+
+def test_what_cannot_be_reduced(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(DTYPE, "float64", 99)
+    with Gpu() as gpu:
+        team = gpu.team(2)
+        program, _ = team.program(build("ring", Kind.ALL_REDUCE, 2))
+        for dtype, why in (("complex64", "max of c64 is not supported"), ("float64", "a type that jaxcoll can't move")):
+            with pytest.raises(NativeError, match=why):
+                team.enqueue(0, program, Kind.ALL_REDUCE, np.ones(4, dtype), "max", 1)
 
 
 def test_a_queue_of_executions():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jaxcoll.schedule import Kind, build
+from jaxcoll.schedule import Chunk, ChunkGraph, Collective, Edge, Kind, Op, Schedule, build
 
 from . import cases
 from .harness import TRANSPORTS, Cluster
@@ -48,6 +48,15 @@ def test_leaves(transport: str, kind: Kind):
         for leaves in ([0, 3, 0, 900, 98, 0], [1] * 5 + [996], [1001, 0]):
             results = cluster.run(case.schedule, list(inputs), leaves=leaves)
             assert not cases.compare(case, results, want), leaves
+
+
+def test_an_offer_larger_than_the_ring():
+    # One lane, too large for the slab, in so many pieces that their addresses fill more than the ring between the two.
+    leaves = [2] * 34_000
+    case = cases.Case(build("one_shot", Kind.ALL_REDUCE, 2), sum(leaves), "float32", "sum")
+    inputs, want = cases.expected(case)
+    with Cluster("shm", 2) as cluster:
+        assert not cases.compare(case, cluster.run(case.schedule, list(inputs), leaves=leaves), want)
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -116,3 +125,29 @@ def test_one_sided_permission_to_read():
     inputs, want = cases.expected(case)
     with Cluster("shm", 3, read=lambda a, b: a < b) as cluster:
         assert not cases.compare(case, cluster.run(case.schedule, list(inputs)), want)
+
+
+def _gathered(n: int, centre: int) -> Schedule:
+    """A canonical all_reduce: one rank first, then all others into `centre`, whose value lies in its result by then."""
+    first, *others = [r for r in range(n) if r != centre]
+    edges = [
+        Edge(0, first, centre, Op.REDUCE, (0,)),
+        *(Edge(1, r, centre, Op.REDUCE, (0,)) for r in others),
+        *(Edge(2, centre, r, Op.COPY, (0,)) for r in (first, *others)),
+    ]
+    return Schedule(
+        "gathered", Collective(Kind.ALL_REDUCE, n), 3, (Chunk(None, None),), (ChunkGraph(tuple(edges)),), canonical=True
+    )
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_own_value_behind_many(transport: str):
+    wrong: list[str] = []
+    for n, centres in ((10, (9,)), (19, (8, 9, 17))):
+        with Cluster(transport, n) as cluster:
+            for centre in centres:
+                for dtype in ("float32", "int8", "bfloat16"):
+                    case = cases.Case(_gathered(n, centre), 1001, dtype, "sum")
+                    inputs, want = cases.expected(case)
+                    wrong += cases.compare(case, cluster.run(case.schedule, list(inputs)), want)
+    assert not wrong, "\n".join(wrong)

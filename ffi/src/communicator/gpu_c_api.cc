@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "communicator/c_api_internal.h"
+#include "communicator/request.h"
 #include "communicator/world.h"
 #include "gpu/runtime.h"
 #include "gpu/team.h"
@@ -39,10 +40,6 @@ struct jc_gpu_team {
 };
 
 namespace {
-
-bool Reduces(jaxcoll::Kind k) {
-  return k == jaxcoll::Kind::kAllReduce || k == jaxcoll::Kind::kReduce || k == jaxcoll::Kind::kReduceScatter;
-}
 
 Status ReadOptions(const jc_gpu_options* o, int ranks, int count, gpu::Options* out) {
   if (ranks < 1 || count < 1 || count > ranks || o->max_streams < 1 || o->timeout_ns < 1)
@@ -142,20 +139,12 @@ int jc_gpu_enqueue(jc_gpu_team* t, int64_t handle, int rank, int64_t launch, int
   request.key = {t->group->id, static_cast<uint64_t>(site), launch, index};
   request.group = t->group;
   request.rank = rank;
-  request.dtype = static_cast<jaxcoll::DType>(dtype);
-  request.reduce = static_cast<jaxcoll::Reduction>(reduce);
-  bool reduces = Reduces(loaded->program->kind);
-  if (jaxcoll::ElementSize(request.dtype) == 0 || (reduces && !jaxcoll::CanReduce(request.dtype, request.reduce)))
-    return Report(Status::Error(Format("%s of %s is not supported", jaxcoll::ReductionName(request.reduce),
-                                       jaxcoll::DTypeName(request.dtype))));
-  bool wide = reduces && jaxcoll::IsNarrow(request.dtype) &&
-              (request.reduce == jaxcoll::Reduction::kSum || request.reduce == jaxcoll::Reduction::kProd);
-  request.plan = loaded->plans[place * 2 + (wide ? 1 : 0)];
-  request.input.element_size = request.output.element_size = jaxcoll::ElementSize(request.dtype);
-  for (int i = 0; i < leaves; ++i) {
-    request.input.Add(inputs[i], counts[i]);
-    request.output.Add(outputs[i], counts[i]);
-  }
+  jaxcoll::Kind kind = loaded->program->kind;
+  auto type = static_cast<jaxcoll::DType>(dtype);
+  auto op = static_cast<jaxcoll::Reduction>(reduce);
+  if (Report(jaxcoll::SetOperands(kind, op, type, static_cast<size_t>(leaves), inputs, outputs, counts, &request)) != 0)
+    return -1;
+  request.plan = loaded->plans[place * 2 + (jaxcoll::KeepsWide(kind, type, op) ? 1 : 0)];
   return Report(t->team->Enqueue(request, t->team->PlanFor(request), stream, {}));
 }
 

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "base/clock.h"
+#include "communicator/request.h"
 
 namespace jaxcoll {
 namespace {
@@ -259,21 +260,11 @@ Status World::Prepare(const Call& call, Prepared* out) {
     if (auto team = teams_.find(member.group->id); team != teams_.end()) out->team = team->second;
   }
   const Program& first = *out->set->programs()[0];
-  bool reduces = call.kind == Kind::kAllReduce || call.kind == Kind::kReduce || call.kind == Kind::kReduceScatter;
   if (first.kind != call.kind) return Status::Error("the call's schedule set is for another collective");
-  if (ElementSize(call.dtype) == 0) return Status::Error("a type that jaxcoll can't move");
-  if (reduces && !CanReduce(call.dtype, call.reduce))
-    return Status::Error(Format("%s of %s is not supported", ReductionName(call.reduce), DTypeName(call.dtype)));
   request.rank = rank;
-  request.dtype = call.dtype;
-  request.reduce = call.reduce;
-  request.input.element_size = request.output.element_size = ElementSize(call.dtype);
-  for (size_t i = 0; i < call.counts.size(); ++i) {
-    request.input.Add(call.inputs[i], call.counts[i]);
-    request.output.Add(call.outputs[i], call.counts[i]);
-  }
-  out->wide = reduces && IsNarrow(call.dtype) && (call.reduce == Reduction::kSum || call.reduce == Reduction::kProd);
-  return {};
+  out->wide = KeepsWide(call.kind, call.dtype, call.reduce);
+  return SetOperands(call.kind, call.reduce, call.dtype, call.counts.size(), call.inputs.data(), call.outputs.data(),
+                     call.counts.data(), &request);
 }
 
 std::string World::NoVerdict(const OpRequest& request) const {

@@ -14,6 +14,17 @@ namespace {
 constexpr uint32_t kMaxLanes = 4096;
 constexpr size_t kLargeResult = size_t{3} << 20;
 
+// The pieces one behind the other, `bytes` together.
+std::unique_ptr<uint8_t[]> Gather(const std::vector<Span>& pieces, size_t bytes) {
+  std::unique_ptr<uint8_t[]> whole(new uint8_t[bytes]);
+  size_t at = 0;
+  for (const Span& s : pieces) {
+    memcpy(whole.get() + at, s.data, s.size);
+    at += s.size;
+  }
+  return whole;
+}
+
 }  // namespace
 
 Execution::Execution(Engine* engine, OpRequest req, Completion completion)
@@ -126,7 +137,7 @@ void Execution::Accept(uint32_t lane, uint32_t i) {
   size_t bytes = IncomingBytes(lane, i);
   if (link->can_read() || bytes <= link->eager_limit()) return;
   s.ready_sent = true;
-  link->Send(MakeHeader(MessageType::kReady, incoming.peer, lane, incoming.transfer), nullptr, 0);
+  Tell(link, MessageType::kReady, incoming.peer, lane, incoming.transfer);
 }
 
 Header Execution::MakeHeader(MessageType type, int to, uint32_t lane, uint32_t transfer) const {
@@ -139,6 +150,16 @@ Header Execution::MakeHeader(MessageType type, int to, uint32_t lane, uint32_t t
   h.transfer = transfer;
   h.signature = signature_;
   return h;
+}
+
+void Execution::Tell(Link* link, MessageType type, int to, uint32_t lane, uint32_t transfer, const Span* payload,
+                     size_t spans) {
+  if (link->Send(MakeHeader(type, to, lane, transfer), payload, spans)) return;
+  engine_->FailKey(request.key,
+                   Format("%s: message %u to rank %d (transfer %u, lane %u) is longer than the link takes, %s; that is "
+                          "a fault of jaxcoll, please report it",
+                          Describe().c_str(), static_cast<unsigned>(type), to, transfer, lane, link->name()),
+                   this);
 }
 
 void Execution::IssueSend(uint32_t lane, uint32_t id) {
@@ -159,19 +180,26 @@ void Execution::IssueSend(uint32_t lane, uint32_t id) {
   if (Post(link, lane, node, r, bytes)) return SendDone(lane, id);
   std::vector<Span> spans = SlotSpans(node.src, node.chunk, r);
   if (bytes <= link->eager_limit()) {
-    link->Send(MakeHeader(MessageType::kEager, node.peer, lane, node.transfer), spans.data(), spans.size());
+    Tell(link, MessageType::kEager, node.peer, lane, node.transfer, spans.data(), spans.size());
     return SendDone(lane, id);
   }
-  if (link->can_read()) {
-    o.offered = true;
-    std::vector<RemoteSpan> remote;
-    remote.reserve(spans.size());
-    for (const Span& s : spans) remote.push_back({reinterpret_cast<uint64_t>(s.data), s.size});
-    Span payload{remote.data(), remote.size() * sizeof(RemoteSpan)};
-    link->Send(MakeHeader(MessageType::kOffer, node.peer, lane, node.transfer), &payload, 1);
-    return;
-  }
+  if (link->can_read()) return Offer(link, lane, id, std::move(spans), bytes);
   if (o.peer_ready) Stream(lane, id);
+}
+
+void Execution::Offer(Link* link, uint32_t lane, uint32_t id, std::vector<Span> spans, size_t bytes) {
+  const Node& node = plan_.nodes[id];
+  OutState& o = out(lane, id);
+  o.offered = true;
+  if (spans.size() > link->offer_limit()) {
+    o.gathered = Gather(spans, bytes);
+    spans = {{o.gathered.get(), bytes}};
+  }
+  std::vector<RemoteSpan> remote;
+  remote.reserve(spans.size());
+  for (const Span& s : spans) remote.push_back({reinterpret_cast<uint64_t>(s.data), s.size});
+  Span payload{remote.data(), remote.size() * sizeof(RemoteSpan)};
+  Tell(link, MessageType::kOffer, node.peer, lane, node.transfer, &payload, 1);
 }
 
 void Execution::OfferLocal(uint32_t lane, uint32_t transfer, Execution* to) {
@@ -217,7 +245,7 @@ bool Execution::Post(Link* link, uint32_t lane, const Node& node, Range r, size_
     slab->Release(p.block);
   }
   Span payload{&where, sizeof(where)};
-  link->Send(MakeHeader(MessageType::kPosted, node.peer, lane, node.transfer), &payload, 1);
+  Tell(link, MessageType::kPosted, node.peer, lane, node.transfer, &payload, 1);
   return true;
 }
 
@@ -391,8 +419,9 @@ void Execution::OnAck(const Header& h) {
 
 void Execution::SendDone(uint32_t lane, uint32_t id) {
   OutState& o = out(lane, id);
-  if (o.done) return;
+  if (o.done || failed) return;
   o.done = true;
+  o.gathered.reset();
   NodeDone(lane, id);
 }
 
@@ -437,7 +466,7 @@ void Execution::NodeRan(uint32_t lane, uint32_t id) {
       if (Execution* sender = std::exchange(s.local_sender, nullptr))
         sender->SendDone(lane, static_cast<uint32_t>(sender->plan_.send_of_transfer[transfer]));
       else
-        s.link->Send(MakeHeader(MessageType::kAck, plan_.incoming[k].peer, lane, transfer), nullptr, 0);
+        Tell(s.link, MessageType::kAck, plan_.incoming[k].peer, lane, transfer);
     }
   }
   NodeDone(lane, id);

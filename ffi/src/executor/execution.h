@@ -133,6 +133,7 @@ class Execution {
   };
   struct OutState {
     bool data_ready = false, peer_ready = false, done = false, streaming = false, offered = false;
+    std::unique_ptr<uint8_t[]> gathered;  // what is offered, where it lay in too many pieces
   };
 
   struct PostState {
@@ -150,6 +151,10 @@ class Execution {
   void StartLane(uint32_t lane);
   void DepsMet(uint32_t lane, uint32_t node);
   void IssueSend(uint32_t lane, uint32_t node);
+  void Offer(Link* link, uint32_t lane, uint32_t node, std::vector<Span> spans, size_t bytes);
+  // Sends a message about a transfer. One that its link can't take at all fails the operation.
+  void Tell(Link* link, MessageType type, int to, uint32_t lane, uint32_t transfer, const Span* payload = nullptr,
+            size_t spans = 0);
   // Sends a value by putting it into the slab, once for all its readers. False: it is too large, or there is no room.
   bool Post(Link* link, uint32_t lane, const Node& node, Range r, size_t bytes);
   // The transfer that a message names, if there is one from its sender; and if it fits and nothing of it has come.

@@ -110,7 +110,6 @@ bool IsUtf8(const std::string& s) {
 
 bool HasSource(Kind kind) { return kind == Kind::kAllGather || kind == Kind::kAllToAll || kind == Kind::kPermute; }
 bool HasDest(Kind kind) { return kind == Kind::kReduceScatter || kind == Kind::kAllToAll || kind == Kind::kPermute; }
-bool Reduces(Kind kind) { return kind == Kind::kAllReduce || kind == Kind::kReduce || kind == Kind::kReduceScatter; }
 
 Status CheckChunkEnds(const Program& p, const Chunk& c, size_t i) {
   auto valid = [&](int v) { return v >= 0 && v < p.nranks; };
@@ -198,6 +197,8 @@ const char* KindName(Kind kind) {
                                       "reduce_scatter", "all_to_all", "permute"};
   return static_cast<int>(kind) < kNumKinds ? names[static_cast<int>(kind)] : "unknown";
 }
+
+bool Reduces(Kind kind) { return kind == Kind::kAllReduce || kind == Kind::kReduce || kind == Kind::kReduceScatter; }
 
 Status Program::Parse(const uint8_t* bytes, size_t size, Program* out) {
   JC_RETURN_IF_ERROR(CheckFrame(bytes, size, "JXCP", "schedule program", 12));

@@ -23,6 +23,7 @@ enum class Kind : uint8_t {
 };
 constexpr int kNumKinds = 7;
 const char* KindName(Kind kind);
+bool Reduces(Kind kind);  // combines contributions; the other kinds only copy
 
 enum class EdgeOp : uint8_t { kCopy = 0, kReduce = 1 };
 

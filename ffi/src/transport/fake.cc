@@ -14,8 +14,9 @@ class FakeLink final : public Link {
   const char* name() const override { return "fake"; }
   bool can_read() const override { return net_->can_read_; }
   size_t eager_limit() const override { return 64; }
+  size_t offer_limit() const override { return 3; }
 
-  void Send(const Header& header, const Span* payload, size_t spans) override {
+  bool Send(const Header& header, const Span* payload, size_t spans) override {
     FakeNetwork::Message m{from_, to_, header, {}};
     for (size_t i = 0; i < spans; ++i) {
       const auto* p = static_cast<const uint8_t*>(payload[i].data);
@@ -23,6 +24,7 @@ class FakeLink final : public Link {
     }
     m.header.payload = static_cast<uint32_t>(m.payload.size());
     net_->messages_.push_back(std::move(m));
+    return true;
   }
 
   void Stream(const Header& header, const std::vector<Span>& payload, uint64_t token) override {

@@ -140,10 +140,12 @@ class Link {
   int process() const { return process_; }
   virtual bool can_read() const = 0;       // a pull link
   virtual size_t eager_limit() const = 0;  // bytes
+  // Pull links: spans of one offer. A value in more pieces is put together before it is offered.
+  virtual size_t offer_limit() const { return 1; }
 
-  // Sends a message whose payload is copied before the call returns (at most kMaxPayload). Never blocks: what doesn't
-  // fit is queued.
-  virtual void Send(const Header& header, const Span* payload, size_t spans) = 0;
+  // Sends a message whose payload is copied before the call returns. Never blocks: what doesn't fit now is queued.
+  // False: it is longer than any message of this link (at most kMaxPayload), and nothing is sent.
+  virtual bool Send(const Header& header, const Span* payload, size_t spans) = 0;
   // Push links: streams a whole transfer from the caller's memory as kData messages, then calls OnSent(token).
   virtual void Stream(const Header& header, const std::vector<Span>& payload, uint64_t token) = 0;
   // Pull links: copies from the peer's memory. An error's text goes on from the words "rank 3 ".

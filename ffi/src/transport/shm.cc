@@ -19,11 +19,16 @@ namespace {
 
 constexpr size_t kEagerLimit = size_t{16} << 10;
 constexpr size_t kFragment = size_t{64} << 10;
+constexpr size_t kOfferBytes = kRingBytes / 8;
+// A record lies in one piece and the ring never begins anew: half of it has room for one wherever the last one ended.
+constexpr size_t kMaxRecord = kRingBytes / 2;
 constexpr int kMaxPlaces = 1024;
 
 long Futex(std::atomic<uint32_t>* word, int op, uint32_t value, const timespec* timeout) {
   return syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), op, value, timeout, nullptr, 0);
 }
+
+size_t RecordBytes(size_t payload) { return RoundUp(sizeof(RecordHead) + sizeof(Header) + payload, 16); }
 
 // `urgent`: whatever number of messages the owner waits for.
 void RingBell(ShmSegment* segment, bool urgent = false) {
@@ -61,8 +66,10 @@ bool ShmLink::can_read() const { return can_read_ && in_->reads.load(std::memory
 
 size_t ShmLink::eager_limit() const { return kEagerLimit; }
 
+size_t ShmLink::offer_limit() const { return kOfferBytes / sizeof(RemoteSpan); }
+
 bool ShmLink::TryWrite(const Header& header, const Span* payload, size_t spans, size_t bytes) {
-  size_t need = RoundUp(sizeof(RecordHead) + sizeof(Header) + bytes, 16);
+  size_t need = RecordBytes(bytes);
   uint64_t head = out_->head.load(std::memory_order_relaxed), tail = out_->tail.load(std::memory_order_acquire);
   size_t at = head % kRingBytes, to_end = kRingBytes - at;
   size_t total = need <= to_end ? need : to_end + need;
@@ -88,9 +95,10 @@ bool ShmLink::TryWrite(const Header& header, const Span* payload, size_t spans, 
   return true;
 }
 
-void ShmLink::Send(const Header& header, const Span* payload, size_t spans) {
+bool ShmLink::Send(const Header& header, const Span* payload, size_t spans) {
   size_t bytes = 0;
   for (size_t i = 0; i < spans; ++i) bytes += payload[i].size;
+  if (RecordBytes(bytes) > kMaxRecord) return false;
   {
     std::lock_guard<std::mutex> lock(mu_);
     if (!pending_.empty() || !TryWrite(header, payload, spans, bytes)) {
@@ -107,6 +115,7 @@ void ShmLink::Send(const Header& header, const Span* payload, size_t spans) {
     }
   }
   RingBell(theirs_, header.type == MessageType::kAbort);
+  return true;
 }
 
 void ShmLink::Stream(const Header& header, const std::vector<Span>& payload, uint64_t token) {

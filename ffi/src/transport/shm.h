@@ -34,7 +34,8 @@ class ShmLink final : public Link {
   // Both ends must choose the same way, so each must be able to read the other.
   bool can_read() const override;
   size_t eager_limit() const override;
-  void Send(const Header& header, const Span* payload, size_t spans) override;
+  size_t offer_limit() const override;
+  bool Send(const Header& header, const Span* payload, size_t spans) override;
   void Stream(const Header& header, const std::vector<Span>& payload, uint64_t token) override;
   Status Read(const RemoteSpan* from, size_t spans, void* to, size_t size) override;
   int Forget(const OpKey& key, int rank) override;

@@ -29,7 +29,7 @@ class TcpLink final : public Link {
   const char* name() const override { return "tcp"; }
   bool can_read() const override { return false; }
   size_t eager_limit() const override;
-  void Send(const Header& header, const Span* payload, size_t spans) override;
+  bool Send(const Header& header, const Span* payload, size_t spans) override;
   void Stream(const Header& header, const std::vector<Span>& payload, uint64_t token) override;
   Status Read(const RemoteSpan* from, size_t spans, void* to, size_t size) override;
   int Forget(const OpKey& key, int rank) override;

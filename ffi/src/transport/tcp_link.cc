@@ -48,17 +48,19 @@ Status TcpLink::Read(const RemoteSpan*, size_t, void*, size_t) {
   return Status::Error("tcp can't read a peer's memory");
 }
 
-void TcpLink::Send(const Header& header, const Span* payload, size_t spans) {
-  if (down_) return;
+bool TcpLink::Send(const Header& header, const Span* payload, size_t spans) {
+  if (down_) return true;  // its operation fails, or has failed
   Item item;
   item.header = header;
   for (size_t i = 0; i < spans; ++i) {
     const auto* p = static_cast<const uint8_t*>(payload[i].data);
     item.owned.insert(item.owned.end(), p, p + payload[i].size);
   }
+  if (item.owned.size() > kMaxPayload) return false;
   item.header.payload = static_cast<uint32_t>(item.owned.size());
   item.spans = {{nullptr, item.owned.size()}};
   Push(conns_[0].get(), std::move(item));
+  return true;
 }
 
 void TcpLink::Push(Conn* c, Item item) {
