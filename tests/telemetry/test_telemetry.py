@@ -244,5 +244,30 @@ def test_a_host_direction_is_told(direction: str) -> None:
     assert found.lines() == [f"host 2: its {direction} direction is slow: 0.50 GB/s against 1.00 GB/s"]
 
 
+def hosts_of_three(hosts: int, slow: dict[tuple[int, int], float]) -> telemetry.Diagnosis:
+    """What is said of hosts with three ranks each, inside which all goes a hundred times as fast."""
+    n = 3 * hosts
+    inner = {(a, b): 0.01 for a in range(n) for b in range(n) if a // 3 == b // 3}
+    pace = {pair: inner.get(pair, 1.0) * slow.get(pair, 1.0) for pair in inner | slow}
+    return telemetry.diagnose(telemetry.from_records(exchange(n, {}, pace)), n, hosts=[r // 3 for r in range(n)])
+
+
+def test_links_between_hosts_are_not_measured_by_those_inside_one() -> None:
+    assert hosts_of_three(2, {}) == telemetry.Diagnosis()
+    found = hosts_of_three(2, {(1, 5): 3.0, (3, 4): 2.0})
+    assert found.lines() == [
+        "link 1->5 is slow: 0.33 GB/s against 1.00 GB/s",
+        "link 3->4 is slow: 50.00 GB/s against 100.00 GB/s",
+    ]
+
+
+def test_what_a_host_sends_says_nothing_of_its_memory() -> None:
+    outgoing = {(a, b): 2.0 for a in (3, 4, 5) for b in (0, 1, 2, 6, 7, 8)}
+    told = "host 1: its outgoing direction is slow: 0.50 GB/s against 1.00 GB/s"
+    assert hosts_of_three(3, outgoing).lines() == [told]
+    found = hosts_of_three(3, outgoing | {(3, 5): 2.0})
+    assert found.lines() == [told, "link 3->5 is slow: 50.00 GB/s against 100.00 GB/s"]
+
+
 def test_quiet_network_gives_no_finding() -> None:
     assert telemetry.diagnose(telemetry.from_records(exchange(6, {}, {})), 6) == telemetry.Diagnosis()
