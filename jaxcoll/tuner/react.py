@@ -94,7 +94,7 @@ def _decide(state: ReactState, batch: Batch) -> tuple[ReactState, Decision | Non
             return _revert(state, before, f"the last move {judged.text()}; reverted")
         verdict = f"the last move {judged.text()}. "
         state = dataclasses.replace(state, trial=None, fruitless=0, attempts=0)
-    congestion = detect(batch, params.delta1, params.delta2)
+    congestion = detect(batch, params.delta1, params.delta2, state.spec.host_of)
     if not congestion:
         return dataclasses.replace(state, idle=state.idle + 1), None, verdict + "no flow is congested"
     if not _may_explore(state):
