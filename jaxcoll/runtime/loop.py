@@ -73,6 +73,8 @@ class Loop:
         if self.leader is not None:
             out |= self.leader.report
             out["state"] = "on" if self.leader.running else f"stopped: {self.leader.error or 'ended'}"
+        elif self.worker.over:
+            out["state"] = "stopped: the leader has stopped; process 0's status and log say why"
         return out
 
 
