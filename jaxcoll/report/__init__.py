@@ -39,8 +39,12 @@ def export(source: str | Path, trace: Path | None, metrics: Path | None) -> None
     if trace is not None:
         trace.write_text(json.dumps(chrome_trace(concatenate(records))), encoding="utf-8")
     if metrics is not None:
-        kinds = [run.spec.programs[0].schedule.kind.label for run in runs]
-        parts = [prometheus(r, run.spec.nranks, collective=k) for r, run, k in zip(records, runs, kinds, strict=True)]
+        specs = [run.spec for run in runs]
+        kinds = [spec.programs[0].schedule.kind.label for spec in specs]
+        parts = [
+            prometheus(r, spec.nranks, collective=kind, key=spec.key)
+            for r, spec, kind in zip(records, specs, kinds, strict=True)
+        ]
         metrics.write_text(_merged(parts), encoding="utf-8")
 
 

@@ -102,19 +102,18 @@ def chrome_trace(records: Records) -> dict[str, Any]:
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
-def prometheus(records: Records, nranks: int, counts: Counts | None = None, collective: str = "unknown") -> str:
-    """Prometheus text exposition; NCCL Inspector's metric names where the meaning is the same, `jaxcoll_` elsewhere."""
-    matrix = measurement_matrix(records, nranks)
+def prometheus(
+    records: Records, nranks: int, counts: Counts | None = None, collective: str = "unknown", key: str = ""
+) -> str:
+    """Prometheus text exposition; NCCL Inspector's metric names where the meaning is the same, `jaxcoll_` elsewhere.
+
+    Args:
+        key: of the schedule set that the records are of, for the label `set`: two sets of one communicator may run the
+            same program between the same ranks.
+    """
     lines: list[str] = []
-    pairs = [(a, b) for a in range(nranks) for b in range(nranks) if matrix.count[a, b]]
-    speeds = [(_labels(rank=a, peer=b), matrix.throughput[a, b] / 1e9) for a, b in pairs]
-    speeds = [(labels, speed) for labels, speed in speeds if not np.isnan(speed)]
-    _metric(lines, "nccl_p2p_bus_bandwidth_gbs", "gauge", "Median throughput of a pair of ranks, GB/s.", speeds)
-    waits = [(_labels(rank=b, peer=a), matrix.wait_ns[a, b] / 1e3) for a, b in pairs]
-    _metric(lines, "jaxcoll_wait_us", "gauge", "Median time that rank waited for peer, microseconds.", waits)
-    volume = [(_labels(rank=a, peer=b), float(matrix.bytes[a, b])) for a, b in pairs]
-    _metric(lines, "jaxcoll_edge_bytes_total", "counter", "Bytes that rank sent to peer.", volume)
-    _collective_metrics(lines, records, nranks, collective)
+    _pair_metrics(lines, records, nranks, key)
+    _collective_metrics(lines, records, nranks, collective, key)
     if counts is not None:
         for name, value in vars(counts).items():
             text = f"Telemetry records {name}."
@@ -122,14 +121,32 @@ def prometheus(records: Records, nranks: int, counts: Counts | None = None, coll
     return "\n".join(lines) + "\n"
 
 
-def _collective_metrics(lines: list[str], records: Records, nranks: int, collective: str) -> None:
-    by_set: dict[tuple[int, int], list[Epoch]] = {}
+def _pair_metrics(lines: list[str], records: Records, nranks: int, key: str) -> None:
+    speeds: list[tuple[str, float]] = []
+    waits: list[tuple[str, float]] = []
+    volume: list[tuple[str, float]] = []
+    for comm in np.unique(records["comm"]).tolist():
+        matrix = measurement_matrix(records[records["comm"] == comm], nranks)
+        where = {"set": key, "comm": f"{comm:#x}"}
+        for a, b in np.argwhere(matrix.count).tolist():
+            sent, received = _labels(**where, rank=a, peer=b), _labels(**where, rank=b, peer=a)
+            if not np.isnan(matrix.throughput[a, b]):
+                speeds.append((sent, matrix.throughput[a, b] / 1e9))
+            waits.append((received, matrix.wait_ns[a, b] / 1e3))
+            volume.append((sent, float(matrix.bytes[a, b])))
+    _metric(lines, "nccl_p2p_bus_bandwidth_gbs", "gauge", "Median throughput of a pair of ranks, GB/s.", speeds)
+    _metric(lines, "jaxcoll_wait_us", "gauge", "Median time that rank waited for peer, microseconds.", waits)
+    _metric(lines, "jaxcoll_edge_bytes_total", "counter", "Bytes that rank sent to peer.", volume)
+
+
+def _collective_metrics(lines: list[str], records: Records, nranks: int, collective: str, key: str) -> None:
+    by_program: dict[tuple[int, int], list[Epoch]] = {}
     for epoch in group_epochs(records):
-        by_set.setdefault((epoch.id[0], epoch.program), []).append(epoch)
+        by_program.setdefault((epoch.id[0], epoch.program), []).append(epoch)
     times: list[tuple[str, float]] = []
     speeds: list[tuple[str, float]] = []
-    for (comm, program), epochs in sorted(by_set.items()):
-        labels = _labels(comm=f"{comm:#x}", program=program, coll=collective, n_ranks=nranks)
+    for (comm, program), epochs in sorted(by_program.items()):
+        labels = _labels(set=key, comm=f"{comm:#x}", program=program, coll=collective, n_ranks=nranks)
         seconds = float(np.median([epoch_seconds(epoch) for epoch in epochs]))
         received = float(np.median([int(epoch.receiver["bytes"].sum()) for epoch in epochs])) / max(1, nranks)
         times.append((labels, seconds * 1e6))
@@ -139,7 +156,9 @@ def _collective_metrics(lines: list[str], records: Records, nranks: int, collect
 
 
 def _labels(**labels: object) -> str:
-    return "{" + ",".join(f'{name}="{_escape(str(value))}"' for name, value in labels.items()) + "}"
+    texts = {name: str(value) for name, value in labels.items()}
+    # To Prometheus an empty label is none.
+    return "{" + ",".join(f'{name}="{_escape(text)}"' for name, text in texts.items() if text) + "}"
 
 
 def _escape(value: str) -> str:

@@ -153,6 +153,22 @@ def test_the_records_as_trace_and_metrics(made: tuple[Path, Path], tmp_path: Pat
     assert report._merged([text]) == text
 
 
+def test_two_sets_that_run_alike_share_no_series(made: tuple[Path, Path], tmp_path: Path):
+    log, metrics = tmp_path / "run.jsonl", tmp_path / "metrics.prom"
+    lines = [json.loads(line) for line in made[0].read_text().splitlines()]
+    # The same ranks, communicator and program, in another size class.
+    lines += [{**line, "key": "all_reduce up to 16M"} for line in lines if "key" in line]
+    log.write_text("\n".join(json.dumps(line) for line in lines))
+    report.export(log, None, metrics)
+    text = metrics.read_text().splitlines()
+    series = [line.rpartition(" ")[0] for line in text if not line.startswith("#")]
+    assert len(series) == len(set(series))
+    names = {line.split()[2] for line in text if line.startswith("# TYPE")}
+    keys = {line["key"] for line in lines if "key" in line}
+    assert len(keys) == 2
+    assert all(any(s.startswith(f'{name}{{set="{key}",') for s in series) for name in names for key in keys)
+
+
 def test_a_log_without_epochs_is_refused(tmp_path: Path):
     log = tmp_path / "run.jsonl"
     log.write_text('{"type":"run","format":1}\n')

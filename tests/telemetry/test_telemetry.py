@@ -151,11 +151,21 @@ def test_trace_shows_waiting_and_transfer_one_after_the_other() -> None:
 def test_prometheus_text() -> None:
     rows = [make(src=0, dst=1, bytes=2000, start_ns=0), make(src=1, dst=0, bytes=1000, start_ns=0)]
     text = telemetry.prometheus(telemetry.from_records(rows), 2, telemetry.Counts(pushed=2), collective="AllReduce")
-    assert 'nccl_p2p_bus_bandwidth_gbs{rank="0",peer="1"} 2\n' in text
+    assert 'nccl_p2p_bus_bandwidth_gbs{comm="0x0",rank="0",peer="1"} 2\n' in text
     assert 'nccl_bus_bandwidth_gbs{comm="0x0",program="0",coll="AllReduce",n_ranks="2"} 1.5\n' in text
     assert "jaxcoll_telemetry_records_pushed_total 2\n" in text
     names = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
     assert len(names) == len(set(names))
+
+
+def test_prometheus_tells_communicators_and_sets_apart() -> None:
+    rows = [make(comm=c, src=0, dst=1, transfer_ns=1000 * c) for c in (1, 2)]
+    text = telemetry.prometheus(telemetry.from_records(rows), 2, key='up to "4M"')
+    for comm, speed in (("0x1", "1"), ("0x2", "0.5")):
+        assert f'gbs{{set="up to \\"4M\\"",comm="{comm}",rank="0",peer="1"}} {speed}\n' in text
+        assert f'wait_us{{set="up to \\"4M\\"",comm="{comm}",rank="1",peer="0"}} 0\n' in text
+    series = [line.rpartition(" ")[0] for line in text.splitlines() if not line.startswith("#")]
+    assert len(series) == len(set(series)) == 3 * 2 + 2 * 2
 
 
 def test_matrix_holds_medians_of_receivers() -> None:
@@ -182,9 +192,9 @@ def test_what_was_not_timed_is_left_out() -> None:
     assert matrix.wait_ns[0, 1] == 7
     assert np.isnan(rows[0].throughput)
     text = telemetry.prometheus(records, 2)
-    assert 'nccl_p2p_bus_bandwidth_gbs{rank="0",peer="1"} 0.5\n' in text
-    assert 'bandwidth_gbs{rank="1"' not in text
-    assert 'jaxcoll_edge_bytes_total{rank="1",peer="0"} 1000\n' in text
+    assert 'nccl_p2p_bus_bandwidth_gbs{comm="0x0",rank="0",peer="1"} 0.5\n' in text
+    assert 'bandwidth_gbs{comm="0x0",rank="1"' not in text
+    assert 'jaxcoll_edge_bytes_total{comm="0x0",rank="1",peer="0"} 1000\n' in text
     assert "nan" not in text
 
 
