@@ -13,7 +13,7 @@ from jaxcoll.errors import UsageError
 from jaxcoll.schedule.verify import valid
 from jaxcoll.sim import Network, Noise, Phase, World, racks, star
 from jaxcoll.telemetry import group_epochs
-from jaxcoll.tuner import Decision, Policy, Program, ScheduleSet, Setup, init, step, stragglers
+from jaxcoll.tuner import Decision, Policy, Program, ReactParams, ScheduleSet, Setup, init, step, stragglers
 from jaxcoll.tuner.collect import Collector
 from jaxcoll.tuner.replay import replay, replay_run, write_run
 from jaxcoll.tuner.study import NOISE, RATE, all_reduce_set, best_swapped, come_and_go, drive, untuned
@@ -54,6 +54,31 @@ def test_the_paper_s_policy_gains_by_swaps(nranks: int) -> None:
     reached = [gains(spec, network, 180, seed, "react-paper")[3] / best for seed in range(3)]
     assert np.median(reached) >= 0.95
     assert min(reached) >= 0.7, "even a search out of luck ends near where it began: what doesn't pay is reverted"
+
+
+def test_the_paper_s_policy_gives_up_until_the_congestion_has_gone_and_come_back() -> None:
+    spec = all_reduce_set("dual_tree", 4, alone=True)
+    params = ReactParams(B=2, E_max=3, A_max=2, epsilon=100.0)  # nothing is ever expected to gain so much
+    state, schedule = init(spec, policy="react-paper", react=params), spec.by_id[spec.start].schedule
+    quiet, busy = (World(net) for net in (star(4, RATE), star(4, RATE).congest(1, 2)))
+
+    def explored(batches: list[World]) -> int:
+        nonlocal state
+        count = 0
+        for network in batches:
+            records, _ = network.run(schedule, spec.home.table, spec.nbytes, params.B, program=spec.start)
+            state, decision, why = step(state, group_epochs(records))
+            assert decision is None
+            assert ("no flow is congested" in why) == (network is quiet), why
+            count += "transforms tried" in why
+        return count
+
+    assert explored([busy] * 30) == params.E_max + params.A_max
+    assert explored([busy] * 10) == 0, "it has given up"
+    assert explored([quiet, quiet, busy] * 10) == 0, "what flaps is the same congestion still"
+    assert explored([quiet] * 3 + [busy] * 30) == params.E_max + params.A_max
+    # Gone before it was given up, it counts anew as well.
+    assert explored([quiet] * 3 + [busy] * 2 + [quiet] * 3 + [busy] * 3) == 2 + 3
 
 
 def test_epochs_before_a_change_don_t_count_as_epochs_after_it() -> None:
