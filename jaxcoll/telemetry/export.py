@@ -1,18 +1,16 @@
-"""Records out and in: JSON lines, Chrome/Perfetto trace events, Prometheus text."""
+"""Records for other programs: JSON lines, Chrome/Perfetto trace events, Prometheus text."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any, TextIO
 
 import numpy as np
 
-from jaxcoll.errors import UsageError
 from jaxcoll.telemetry.diagnose import epoch_seconds
 from jaxcoll.telemetry.matrix import measurement_matrix
-from jaxcoll.telemetry.record import FIELD_NAMES, RECEIVER, Record, Records, from_records, to_record
+from jaxcoll.telemetry.record import FIELD_NAMES, RECEIVER, Records, to_record
 from jaxcoll.telemetry.store import Counts, Epoch, group_epochs
 
 
@@ -21,56 +19,6 @@ def write_jsonl(out: TextIO, records: Records) -> None:
     for row in records:
         fields = {name: int(row[name]) for name in FIELD_NAMES}
         out.write(json.dumps({"type": "record", **fields}, separators=(",", ":")) + "\n")
-
-
-def write_event(out: TextIO, kind: str, fields: Mapping[str, Any]) -> None:
-    """One line of another type (a set, a decision), which `read_jsonl` hands back as it is."""
-    if kind == "record":
-        raise UsageError("write records with write_jsonl; write_event is for the other lines")
-    out.write(json.dumps({"type": kind, **fields}, separators=(",", ":")) + "\n")
-
-
-def read_jsonl(source: TextIO | Path | str) -> tuple[Records, list[dict[str, Any]]]:
-    """The records and, in order, the other lines of a file written by `write_jsonl` and `write_event`.
-
-    UsageError names the line that is no JSON object, lacks a field, or holds a value that is out of range.
-    """
-    if isinstance(source, (str, Path)):
-        with open(source, encoding="utf-8") as handle:
-            return read_jsonl(handle)
-    records: list[Record] = []
-    events: list[dict[str, Any]] = []
-    for number, line in enumerate(source, 1):
-        if not line.strip():
-            continue
-        entry = _parse(line, number)
-        if entry.get("type") == "record":
-            records.append(_record(entry, number))
-        else:
-            events.append(entry)
-    try:
-        return from_records(records), events
-    except (OverflowError, ValueError) as error:
-        raise UsageError(f"a record holds a value that its field can't hold ({error}); the file is damaged") from None
-
-
-def _parse(line: str, number: int) -> dict[str, Any]:
-    try:
-        entry = json.loads(line)
-    except ValueError as error:
-        raise UsageError(
-            f"line {number} is no JSON ({error}); a run that was killed may have cut its last line"
-        ) from None
-    if not isinstance(entry, dict):
-        raise UsageError(f"line {number} is {type(entry).__name__}, but every line must be a JSON object")
-    return entry
-
-
-def _record(entry: Mapping[str, Any], number: int) -> Record:
-    missing = [name for name in FIELD_NAMES if not isinstance(entry.get(name), int)]
-    if missing:
-        raise UsageError(f"line {number}: a record needs whole numbers for {', '.join(missing)}")
-    return Record(**{name: entry[name] for name in FIELD_NAMES})
 
 
 def chrome_trace(records: Records) -> dict[str, Any]:

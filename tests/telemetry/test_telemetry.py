@@ -107,34 +107,13 @@ def test_store_takes_pushes_from_threads() -> None:
     assert len(store.take((0, 0), {})) == 200
 
 
-def test_jsonl_round_trip_with_events() -> None:
+def test_jsonl_holds_every_field() -> None:
     records = telemetry.from_records([make(launch=-1, wait_ns=2**63), make(dst=3)])
     out = io.StringIO()
-    telemetry.write_event(out, "set", {"name": "x"})
     telemetry.write_jsonl(out, records)
-    again, events = telemetry.read_jsonl(io.StringIO(out.getvalue()))
-    assert again.tobytes() == records.tobytes()
-    assert events == [{"type": "set", "name": "x"}]
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('{"type":"record","comm":1}\n', "line 1: a record needs whole numbers for launch"),
-        ("\n{nonsense\n", "line 2 is no JSON"),
-        ("[1]\n", "must be a JSON object"),
-    ],
-)
-def test_jsonl_names_the_bad_line(text: str, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        telemetry.read_jsonl(io.StringIO(text))
-
-
-def test_jsonl_out_of_range_value() -> None:
-    out = io.StringIO()
-    telemetry.write_jsonl(out, telemetry.from_records([make()]))
-    with pytest.raises(UsageError, match="can't hold"):
-        telemetry.read_jsonl(io.StringIO(out.getvalue().replace('"graph":0', '"graph":70000')))
+    lines = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert [line.pop("type") for line in lines] == ["record"] * 2
+    assert telemetry.from_records([telemetry.Record(**line) for line in lines]).tobytes() == records.tobytes()
 
 
 def test_trace_shows_waiting_and_transfer_one_after_the_other() -> None:
