@@ -129,4 +129,5 @@ def main(argv: Sequence[str]) -> int:
             live.update(view(status), refresh=True)
             time.sleep(1.0)
             status = board.read(path)
+    console.print("the job has ended, or no longer tunes")
     return 0

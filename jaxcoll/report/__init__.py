@@ -26,21 +26,28 @@ def write(source: str | Path, target: str | Path, title: str | None = None) -> N
         raise UsageError(f"{target} can't be written: {error.strerror}") from error
 
 
-def export(source: str | Path, trace: Path | None, metrics: Path | None) -> None:
-    """The records of a run log as trace events, as Prometheus text, or both."""
-    if trace is None and metrics is None:
+def export(source: str | Path, trace: Path | None, metrics: Path | None, lines: Path | None) -> None:
+    """The records of a run log as trace events, as Prometheus text, as JSON lines: as whichever has a file to go to."""
+    if trace is None and metrics is None and lines is None:
         return
 
     from jaxcoll.report.run import load
-    from jaxcoll.telemetry import chrome_trace, concatenate, prometheus
+    from jaxcoll.telemetry import chrome_trace, concatenate, prometheus, write_jsonl
 
     runs = load(source)
     records = [concatenate(p.epoch.records for p in run.points) for run in runs]
     if trace is not None:
         trace.write_text(json.dumps(chrome_trace(concatenate(records))), encoding="utf-8")
+    if lines is not None:
+        with lines.open("w", encoding="utf-8") as out:
+            write_jsonl(out, concatenate(records))
     if metrics is not None:
-        kinds = [run.spec.programs[0].schedule.kind.label for run in runs]
-        parts = [prometheus(r, run.spec.nranks, collective=k) for r, run, k in zip(records, runs, kinds, strict=True)]
+        specs = [run.spec for run in runs]
+        kinds = [spec.programs[0].schedule.kind.label for spec in specs]
+        parts = [
+            prometheus(r, spec.nranks, collective=kind, key=spec.key)
+            for r, spec, kind in zip(records, specs, kinds, strict=True)
+        ]
         metrics.write_text(_merged(parts), encoding="utf-8")
 
 
@@ -67,11 +74,12 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--title", help="its heading")
     parser.add_argument("--trace", type=Path, help="also write the edges for ui.perfetto.dev or chrome://tracing")
     parser.add_argument("--prometheus", type=Path, help="also write the run's metrics as Prometheus text")
+    parser.add_argument("--records", type=Path, help="also write the edges' records as JSON lines")
     args = parser.parse_args(argv)
     target = args.output or args.run.with_suffix(".html")
     write(args.run, target, args.title)
     print(target)
-    export(args.run, args.trace, args.prometheus)
+    export(args.run, args.trace, args.prometheus, args.records)
     return 0
 
 

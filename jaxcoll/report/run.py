@@ -110,7 +110,7 @@ class SetRun:
         config = points[-1].config
         same = [p.epoch for p in points if p.config.key == config.key][-_BATCH:]
         pattern = pattern_of(self.spec.by_id[config.program].schedule, config.table, self.spec.nbytes)
-        found = detect(batch_of(same, pattern, self.spec.nranks), 0.2, 0.15)
+        found = detect(batch_of(same, pattern, self.spec.nranks), hosts=self.spec.host_of)
         steady, erratic = np.flatnonzero(found.steady), np.flatnonzero(found.erratic)
         return steady.tolist(), erratic.tolist()
 

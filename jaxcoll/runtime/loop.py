@@ -44,8 +44,7 @@ class Loop:
         )
         self.leader: Leader | None = None
         if leads is not None:
-            names = [p.host for p in world.peers] or ["here"]
-            hosts = [names.index(name) for name in names]
+            hosts = world.hosts_of([devices[0] for devices in job.devices])
             RunLog(settings.run_log).close()  # a path that can't be written is refused here, not in the brain
             given = {"policy": name, "params": params, "run_log": settings.run_log, "log": settings.log}
             self.leader = Leader(job, store, leads, hosts, given)
@@ -74,6 +73,8 @@ class Loop:
         if self.leader is not None:
             out |= self.leader.report
             out["state"] = "on" if self.leader.running else f"stopped: {self.leader.error or 'ended'}"
+        elif self.worker.over:
+            out["state"] = "stopped: the leader has stopped; process 0's status and log say why"
         return out
 
 

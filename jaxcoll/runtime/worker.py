@@ -104,6 +104,11 @@ class Worker:
         """The drain, for its counts."""
         return self._drain
 
+    @property
+    def over(self) -> bool:
+        """Whether the leader has said that it has stopped."""
+        return self._over
+
     def stop(self) -> None:
         """Ends both threads. A promise that is still open is this process's own affair: the verdict is in the store."""
         self._stopping.set()

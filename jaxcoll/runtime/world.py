@@ -163,12 +163,15 @@ class World:
         )
 
     def hosts_of(self, devices: Sequence[int]) -> tuple[int, ...]:
-        """The number of the host of every device; JAXCOLL_TRANSPORT=tcp makes every process a host of its own."""
+        """The number of the host of every device, from 0 in the order of the processes.
+
+        JAXCOLL_TRANSPORT=tcp makes every process a host of its own.
+        """
         process = {d: p for p, ids in enumerate(self.job.devices) for d in ids}
         if self.settings.transport == "tcp" or not self.peers:
             return tuple(process[d] for d in devices)
-        names = [peer.host for peer in self.peers]
-        return tuple(names.index(names[process[d]]) for d in devices)
+        number = {name: i for i, name in enumerate(dict.fromkeys(peer.host for peer in self.peers))}
+        return tuple(number[self.peers[process[d]].host] for d in devices)
 
     def load_program(self, schedule: Schedule) -> int:
         """Hands a schedule to the native library, which checks it. Returns its handle."""

@@ -79,8 +79,10 @@ def running() -> dict[int, Path]:
 
 
 def read(path: Path) -> dict[str, Any] | None:
-    """A status; None if it has gone."""
+    """A status; None if it has gone, or if its process has, and a kill has left the file behind."""
     try:
+        if not _lives(int(path.stem)):
+            return None
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None

@@ -32,7 +32,6 @@ log = logging.getLogger("jaxcoll")
 REST, _HURRIED_REST = 7.0, 1.0
 _LIMIT_PER_S = 4_000  # records; above it epochs are sampled: a policy looks at a few dozen a second at most
 _CALM_PER_S = 800  # the same while all epochs are alike
-_KEPT = 100_000  # records
 _STATUS_S = 1.0
 _CALM_STATUS_S = 4.0
 _NICE = 10
@@ -46,7 +45,7 @@ class Brain:
 
     def __init__(self, chosen: policy.Policy, run_log: RunLog, rest: float = REST):
         self._policy, self._log, self._rest = chosen, run_log, rest
-        self._records = Store(_KEPT)
+        self._records = Store()
         self.sets: dict[SetId, Tuned] = {}
         self._open: tuple[Tuned, Decision, Any] | None = None
         self._last: SetId | None = None  # that was handed an epoch

@@ -13,13 +13,7 @@ from jaxcoll.telemetry.diagnose import (
     lateness,
 )
 from jaxcoll.telemetry.ends import split_waits
-from jaxcoll.telemetry.export import (
-    chrome_trace,
-    prometheus,
-    read_jsonl,
-    write_event,
-    write_jsonl,
-)
+from jaxcoll.telemetry.export import chrome_trace, prometheus, write_jsonl
 from jaxcoll.telemetry.matrix import Matrix, measurement_matrix
 from jaxcoll.telemetry.record import (
     RECEIVER,
@@ -68,9 +62,7 @@ __all__ = [
     "lateness",
     "measurement_matrix",
     "prometheus",
-    "read_jsonl",
     "split_waits",
     "to_record",
-    "write_event",
     "write_jsonl",
 ]

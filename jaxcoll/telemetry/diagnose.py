@@ -12,9 +12,12 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from jaxcoll.telemetry.matrix import Matrix, measurement_matrix
+from jaxcoll.telemetry.matrix import measurement_matrix
 from jaxcoll.telemetry.record import RECEIVER, SENDER, Records
 from jaxcoll.telemetry.store import Epoch, group_epochs
+
+Bools = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,53 +158,53 @@ def diagnose(
     """Stragglers, slow hosts by direction, and single slow links in `records`.
 
     Args:
-        drop: how far below the usual throughput (same number of flows at the host) counts as slow.
+        drop: how far below the usual throughput of its likes (links between hosts, or links inside one) counts as slow.
         hosts: host of each rank; default: every rank is a host.
     """
     stragglers = find_stragglers(group_epochs(records), nranks, least_late_ns)
     host_of = np.arange(nranks) if hosts is None else np.asarray(hosts)
-    matrix = measurement_matrix(records, nranks)
-    slow_hosts = _slow_hosts(matrix, host_of, drop)
-    blamed = {(found.host, found.direction) for found in slow_hosts}
+    throughput = measurement_matrix(records, nranks).throughput
+    usual = _usual(throughput, host_of)
+    slow = throughput < usual * (1 - drop)  # nothing is slow that nobody could time: NaN is less than nothing
+    slow_hosts = _slow_hosts(throughput, usual, slow, host_of)
+    single = slow.copy()
+    for found in slow_hosts:
+        single &= ~_mask((found.host, found.direction), host_of)
     links = tuple(
-        SlowLink(a, b, matrix.throughput[a, b], usual)
-        for a, b, usual in _slow_pairs(matrix, drop)
-        if (int(host_of[a]), "outgoing") not in blamed and (int(host_of[b]), "incoming") not in blamed
+        SlowLink(int(a), int(b), float(throughput[a, b]), float(usual[a, b]))
+        for a, b in zip(*np.nonzero(single), strict=True)
     )
     return Diagnosis(stragglers, slow_hosts, links)
 
 
-def _slow_pairs(matrix: Matrix, drop: float) -> list[tuple[int, int, float]]:
-    """(src, dst, usual throughput) of the pairs below the usual one by more than `drop`."""
-    usual = _usual(matrix)
-    slow = _timed(matrix) & (matrix.throughput < usual * (1 - drop))
-    return [(int(a), int(b), usual) for a, b in zip(*np.nonzero(slow), strict=True)]
+def _across(host_of: npt.NDArray[np.int64]) -> Bools:
+    """Pairs of ranks on two hosts, [nranks, nranks]."""
+    return host_of[:, None] != host_of[None, :]
 
 
-def _usual(matrix: Matrix) -> float:
-    # The upper quartile: a pattern in which half of the flows cross a bad place still shows what the good ones do.
-    seen = matrix.throughput[_timed(matrix)]
-    return float(np.percentile(seen, 75)) if len(seen) else 0.0
+def _usual(throughput: Floats, host_of: npt.NDArray[np.int64]) -> Floats:
+    """What the likes of each pair move, bytes/s, [nranks, nranks]: memory is no measure of a network."""
+    across = _across(host_of)
+    usual = np.zeros_like(throughput)
+    for likes in (across, ~across):
+        seen = throughput[likes & ~np.isnan(throughput)]
+        # The upper quartile: a pattern in which half of the flows cross a bad place still shows what the good ones do.
+        usual[likes] = np.percentile(seen, 75) if len(seen) else 0.0
+    return usual
 
 
-def _timed(matrix: Matrix) -> npt.NDArray[np.bool_]:
-    return ~np.isnan(matrix.throughput)
-
-
-def _slow_hosts(matrix: Matrix, host_of: npt.NDArray[np.int64], drop: float) -> tuple[SlowHost, ...]:
-    usual = _usual(matrix)
-    seen = _timed(matrix)
-    slow = seen & (matrix.throughput < usual * (1 - drop))
-    unexplained = slow.copy()
+def _slow_hosts(throughput: Floats, usual: Floats, slow: Bools, host_of: npt.NDArray[np.int64]) -> tuple[SlowHost, ...]:
+    seen = ~np.isnan(throughput)
+    unexplained = slow & _across(host_of)
     found: list[SlowHost] = []
     while unexplained.any():
         best = max(_directions(host_of), key=lambda where: _evidence(where, slow, seen, unexplained, host_of))
         evidence = _evidence(best, slow, seen, unexplained, host_of)
         if evidence[0] <= 0:
             break
-        mask = _mask(best, host_of) & seen
-        throughput = float(np.median(matrix.throughput[mask & slow]))
-        found.append(SlowHost(best[0], best[1], throughput, usual))
+        mask = _mask(best, host_of)
+        here = mask & slow
+        found.append(SlowHost(best[0], best[1], float(np.median(throughput[here])), float(np.median(usual[here]))))
         unexplained &= ~mask
     return tuple(found)
 
@@ -210,17 +213,17 @@ def _directions(host_of: npt.NDArray[np.int64]) -> list[tuple[int, str]]:
     return [(int(h), direction) for h in np.unique(host_of) for direction in ("incoming", "outgoing")]
 
 
-def _mask(where: tuple[int, str], host_of: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+def _mask(where: tuple[int, str], host_of: npt.NDArray[np.int64]) -> Bools:
     at_host = host_of == where[0]
     mask = at_host[:, None] if where[1] == "outgoing" else at_host[None, :]
-    return np.broadcast_to(mask, (len(host_of), len(host_of))) & (host_of[:, None] != host_of[None, :])
+    return mask & _across(host_of)
 
 
 def _evidence(
     where: tuple[int, str],
-    slow: npt.NDArray[np.bool_],
-    seen: npt.NDArray[np.bool_],
-    unexplained: npt.NDArray[np.bool_],
+    slow: Bools,
+    seen: Bools,
+    unexplained: Bools,
     host_of: npt.NDArray[np.int64],
 ) -> tuple[float, float]:
     """(slow links newly explained, slow share of the direction); no evidence below two links or 3/4."""

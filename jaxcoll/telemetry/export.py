@@ -1,18 +1,16 @@
-"""Records out and in: JSON lines, Chrome/Perfetto trace events, Prometheus text."""
+"""Records for other programs: JSON lines, Chrome/Perfetto trace events, Prometheus text."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any, TextIO
 
 import numpy as np
 
-from jaxcoll.errors import UsageError
 from jaxcoll.telemetry.diagnose import epoch_seconds
 from jaxcoll.telemetry.matrix import measurement_matrix
-from jaxcoll.telemetry.record import FIELD_NAMES, RECEIVER, Record, Records, from_records, to_record
+from jaxcoll.telemetry.record import FIELD_NAMES, RECEIVER, Records, to_record
 from jaxcoll.telemetry.store import Counts, Epoch, group_epochs
 
 
@@ -21,56 +19,6 @@ def write_jsonl(out: TextIO, records: Records) -> None:
     for row in records:
         fields = {name: int(row[name]) for name in FIELD_NAMES}
         out.write(json.dumps({"type": "record", **fields}, separators=(",", ":")) + "\n")
-
-
-def write_event(out: TextIO, kind: str, fields: Mapping[str, Any]) -> None:
-    """One line of another type (a set, a decision), which `read_jsonl` hands back as it is."""
-    if kind == "record":
-        raise UsageError("write records with write_jsonl; write_event is for the other lines")
-    out.write(json.dumps({"type": kind, **fields}, separators=(",", ":")) + "\n")
-
-
-def read_jsonl(source: TextIO | Path | str) -> tuple[Records, list[dict[str, Any]]]:
-    """The records and, in order, the other lines of a file written by `write_jsonl` and `write_event`.
-
-    UsageError names the line that is no JSON object, lacks a field, or holds a value that is out of range.
-    """
-    if isinstance(source, (str, Path)):
-        with open(source, encoding="utf-8") as handle:
-            return read_jsonl(handle)
-    records: list[Record] = []
-    events: list[dict[str, Any]] = []
-    for number, line in enumerate(source, 1):
-        if not line.strip():
-            continue
-        entry = _parse(line, number)
-        if entry.get("type") == "record":
-            records.append(_record(entry, number))
-        else:
-            events.append(entry)
-    try:
-        return from_records(records), events
-    except (OverflowError, ValueError) as error:
-        raise UsageError(f"a record holds a value that its field can't hold ({error}); the file is damaged") from None
-
-
-def _parse(line: str, number: int) -> dict[str, Any]:
-    try:
-        entry = json.loads(line)
-    except ValueError as error:
-        raise UsageError(
-            f"line {number} is no JSON ({error}); a run that was killed may have cut its last line"
-        ) from None
-    if not isinstance(entry, dict):
-        raise UsageError(f"line {number} is {type(entry).__name__}, but every line must be a JSON object")
-    return entry
-
-
-def _record(entry: Mapping[str, Any], number: int) -> Record:
-    missing = [name for name in FIELD_NAMES if not isinstance(entry.get(name), int)]
-    if missing:
-        raise UsageError(f"line {number}: a record needs whole numbers for {', '.join(missing)}")
-    return Record(**{name: entry[name] for name in FIELD_NAMES})
 
 
 def chrome_trace(records: Records) -> dict[str, Any]:
@@ -102,19 +50,18 @@ def chrome_trace(records: Records) -> dict[str, Any]:
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
-def prometheus(records: Records, nranks: int, counts: Counts | None = None, collective: str = "unknown") -> str:
-    """Prometheus text exposition; NCCL Inspector's metric names where the meaning is the same, `jaxcoll_` elsewhere."""
-    matrix = measurement_matrix(records, nranks)
+def prometheus(
+    records: Records, nranks: int, counts: Counts | None = None, collective: str = "unknown", key: str = ""
+) -> str:
+    """Prometheus text exposition; NCCL Inspector's metric names where the meaning is the same, `jaxcoll_` elsewhere.
+
+    Args:
+        key: of the schedule set that the records are of, for the label `set`: two sets of one communicator may run the
+            same program between the same ranks.
+    """
     lines: list[str] = []
-    pairs = [(a, b) for a in range(nranks) for b in range(nranks) if matrix.count[a, b]]
-    speeds = [(_labels(rank=a, peer=b), matrix.throughput[a, b] / 1e9) for a, b in pairs]
-    speeds = [(labels, speed) for labels, speed in speeds if not np.isnan(speed)]
-    _metric(lines, "nccl_p2p_bus_bandwidth_gbs", "gauge", "Median throughput of a pair of ranks, GB/s.", speeds)
-    waits = [(_labels(rank=b, peer=a), matrix.wait_ns[a, b] / 1e3) for a, b in pairs]
-    _metric(lines, "jaxcoll_wait_us", "gauge", "Median time that rank waited for peer, microseconds.", waits)
-    volume = [(_labels(rank=a, peer=b), float(matrix.bytes[a, b])) for a, b in pairs]
-    _metric(lines, "jaxcoll_edge_bytes_total", "counter", "Bytes that rank sent to peer.", volume)
-    _collective_metrics(lines, records, nranks, collective)
+    _pair_metrics(lines, records, nranks, key)
+    _collective_metrics(lines, records, nranks, collective, key)
     if counts is not None:
         for name, value in vars(counts).items():
             text = f"Telemetry records {name}."
@@ -122,14 +69,32 @@ def prometheus(records: Records, nranks: int, counts: Counts | None = None, coll
     return "\n".join(lines) + "\n"
 
 
-def _collective_metrics(lines: list[str], records: Records, nranks: int, collective: str) -> None:
-    by_set: dict[tuple[int, int], list[Epoch]] = {}
+def _pair_metrics(lines: list[str], records: Records, nranks: int, key: str) -> None:
+    speeds: list[tuple[str, float]] = []
+    waits: list[tuple[str, float]] = []
+    volume: list[tuple[str, float]] = []
+    for comm in np.unique(records["comm"]).tolist():
+        matrix = measurement_matrix(records[records["comm"] == comm], nranks)
+        where = {"set": key, "comm": f"{comm:#x}"}
+        for a, b in np.argwhere(matrix.count).tolist():
+            sent, received = _labels(**where, rank=a, peer=b), _labels(**where, rank=b, peer=a)
+            if not np.isnan(matrix.throughput[a, b]):
+                speeds.append((sent, matrix.throughput[a, b] / 1e9))
+            waits.append((received, matrix.wait_ns[a, b] / 1e3))
+            volume.append((sent, float(matrix.bytes[a, b])))
+    _metric(lines, "nccl_p2p_bus_bandwidth_gbs", "gauge", "Median throughput of a pair of ranks, GB/s.", speeds)
+    _metric(lines, "jaxcoll_wait_us", "gauge", "Median time that rank waited for peer, microseconds.", waits)
+    _metric(lines, "jaxcoll_edge_bytes_total", "counter", "Bytes that rank sent to peer.", volume)
+
+
+def _collective_metrics(lines: list[str], records: Records, nranks: int, collective: str, key: str) -> None:
+    by_program: dict[tuple[int, int], list[Epoch]] = {}
     for epoch in group_epochs(records):
-        by_set.setdefault((epoch.id[0], epoch.program), []).append(epoch)
+        by_program.setdefault((epoch.id[0], epoch.program), []).append(epoch)
     times: list[tuple[str, float]] = []
     speeds: list[tuple[str, float]] = []
-    for (comm, program), epochs in sorted(by_set.items()):
-        labels = _labels(comm=f"{comm:#x}", program=program, coll=collective, n_ranks=nranks)
+    for (comm, program), epochs in sorted(by_program.items()):
+        labels = _labels(set=key, comm=f"{comm:#x}", program=program, coll=collective, n_ranks=nranks)
         seconds = float(np.median([epoch_seconds(epoch) for epoch in epochs]))
         received = float(np.median([int(epoch.receiver["bytes"].sum()) for epoch in epochs])) / max(1, nranks)
         times.append((labels, seconds * 1e6))
@@ -139,7 +104,9 @@ def _collective_metrics(lines: list[str], records: Records, nranks: int, collect
 
 
 def _labels(**labels: object) -> str:
-    return "{" + ",".join(f'{name}="{_escape(str(value))}"' for name, value in labels.items()) + "}"
+    texts = {name: str(value) for name, value in labels.items()}
+    # To Prometheus an empty label is none.
+    return "{" + ",".join(f'{name}="{_escape(text)}"' for name, text in texts.items() if text) + "}"
 
 
 def _escape(value: str) -> str:

@@ -1,8 +1,7 @@
-"""Keeps record batches, cuts them into epochs, and hands complete epochs to whoever tunes."""
+"""Cuts record batches into epochs, and hands complete epochs to whoever tunes."""
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import threading
 from collections.abc import Hashable, Mapping
@@ -34,11 +33,10 @@ class Epoch:
 
 @dataclasses.dataclass(frozen=True)
 class Counts:
-    """What went through a store: `dropped` was lost before it, `overwritten` and `incomplete` in it."""
+    """What went through a store: `dropped` was lost before it, `incomplete` in it."""
 
     pushed: int = 0
     dropped: int = 0
-    overwritten: int = 0
     incomplete: int = 0
 
 
@@ -67,22 +65,18 @@ def _epoch(records: Records) -> Epoch:
 
 
 class Store:
-    """A ring of record batches, safe to push to from one thread and to read from another.
+    """Records that wait for the rest of their epochs, safe to push to from one thread and to take from in another.
 
     Args:
-        capacity: records kept for `recent()`; the oldest batches go first, and are counted.
         patience: an epoch that lacks records is given up when so many newer ones of its set are complete.
     """
 
-    def __init__(self, capacity: int = 1_000_000, patience: int = 64):
-        if capacity < 1 or patience < 1:
-            raise UsageError(f"a store needs capacity and patience of at least 1, got {capacity} and {patience}")
-        self._capacity = capacity
+    def __init__(self, patience: int = 64):
+        if patience < 1:
+            raise UsageError(f"a store needs a patience of at least 1, got {patience}")
         self._patience = patience
         self._lock = threading.Lock()
-        self._batches: collections.deque[Records] = collections.deque()
-        self._kept = 0
-        self._pushed = self._dropped = self._overwritten = self._incomplete = 0
+        self._pushed = self._dropped = self._incomplete = 0
         self._keys: dict[tuple[int, int], Hashable] = {}
         self._pending: dict[Hashable, dict[EpochId, list[Records]]] = {}
 
@@ -99,23 +93,9 @@ class Store:
         with self._lock:
             self._pushed += len(records)
             self._dropped += dropped
-            self._remember(records)
             for epoch in epochs:
                 key = self._keys.get(epoch.id[:2], epoch.id[:2])
                 self._pending.setdefault(key, {}).setdefault(epoch.id, []).append(epoch.records)
-
-    def _remember(self, records: Records) -> None:
-        self._batches.append(records)
-        self._kept += len(records)
-        while self._kept > self._capacity and len(self._batches) > 1:
-            lost = self._batches.popleft()
-            self._kept -= len(lost)
-            self._overwritten += len(lost)
-
-    def keys(self) -> list[Hashable]:
-        """The sets of which records wait to be taken."""
-        with self._lock:
-            return [key for key, waiting in self._pending.items() if waiting]
 
     def take(self, key: Hashable, expected: Mapping[int, int]) -> list[Epoch]:
         """Removes and returns the complete epochs of set `key`, oldest first; waits are told from transfers.
@@ -139,15 +119,10 @@ class Store:
         for id_ in list(waiting)[: max(0, excess)]:
             self._incomplete += sum(len(part) for part in waiting.pop(id_))
 
-    def recent(self) -> Records:
-        """All records still in the ring, oldest first."""
-        with self._lock:
-            return concatenate(self._batches)
-
     def counts(self) -> Counts:
-        """How many records came, were dropped before, overwritten, or given up as incomplete epochs."""
+        """How many records came, were dropped before, or given up as incomplete epochs."""
         with self._lock:
-            return Counts(self._pushed, self._dropped, self._overwritten, self._incomplete)
+            return Counts(self._pushed, self._dropped, self._incomplete)
 
 
 def _split(records: Records, expected: Mapping[int, int]) -> Records:

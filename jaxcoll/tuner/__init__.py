@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from jaxcoll.tuner.params import POLICIES, ChoiceParams, Policy, ReactParams
-from jaxcoll.tuner.replay import Setup, Taken, replay, replay_run, write_run
-from jaxcoll.tuner.tuner import State, init, step, stragglers, verdict
+from jaxcoll.tuner.setup import Setup
+from jaxcoll.tuner.tuner import State, init, step, verdict
 from jaxcoll.tuner.types import Config, Decision, Program, ScheduleSet, Verdict
 
 __all__ = [
@@ -18,13 +18,8 @@ __all__ = [
     "ScheduleSet",
     "Setup",
     "State",
-    "Taken",
     "Verdict",
     "init",
-    "replay",
-    "replay_run",
     "step",
-    "stragglers",
     "verdict",
-    "write_run",
 ]

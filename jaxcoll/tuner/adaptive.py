@@ -109,7 +109,7 @@ def _quick(state: AdaptiveState) -> Outcome | None:
         return (after, decision, why) if decision is not None and decision.action == "revert" else None
     # Where the few don't agree among themselves, nothing is plain.
     agree = float(batch.seconds.max()) < params.worse * float(batch.seconds.min())
-    if state.failures or not agree or not detect(batch, state.react.delta1, state.react.delta2).steady.any():
+    if state.failures or not agree or not _congestion(state, batch).steady.any():
         return None
     after, decision, why = _full(state, batch)
     if decision is None or decision.action not in ("swap", "program") or decision.expected > 1 - params.quick_gain:
@@ -132,7 +132,7 @@ def _full(state: AdaptiveState, batch: Batch) -> Outcome:
 
 def _decide(state: AdaptiveState, batch: Batch) -> Outcome:
     state, verdict = _judge(_note(state, batch), batch)
-    congestion = detect(batch, state.react.delta1, state.react.delta2)
+    congestion = _congestion(state, batch)
     belief = _fit(state, batch)
     model = belief.best.model
     state = dataclasses.replace(state, model=model, fitted=(state.config.key, belief.best.loss))
@@ -146,6 +146,10 @@ def _decide(state: AdaptiveState, batch: Batch) -> Outcome:
         return _when_clean(state, batch, belief, congestion, verdict)
     state = dataclasses.replace(state, calm=0)
     return _when_congested(state, batch, belief, congestion, verdict)
+
+
+def _congestion(state: AdaptiveState, batch: Batch) -> Congestion:
+    return detect(batch, state.react.delta1, state.react.delta2, state.spec.host_of)
 
 
 def _note(state: AdaptiveState, batch: Batch) -> AdaptiveState:

@@ -37,7 +37,8 @@ class ReactParams:
     E_max: int = 5
     """Rounds that explore without finding better before resting, and rounds of rest before exploring once."""
     A_max: int = 20
-    """Explorations out of rest, in a row without success, after which the tuner waits for a change."""
+    """Explorations out of rest, in a row without success, after which the tuner waits for a change: for `E_max` batches
+    in a row without congestion. What comes after those is explored anew."""
     tau_r: float = 0.05
     """Least measured improvement; a transform that gives less is reverted."""
 

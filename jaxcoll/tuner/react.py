@@ -50,6 +50,8 @@ class ReactState:
     """Rounds since the last exploration."""
     attempts: int = 0
     """Explorations out of rest without success."""
+    clear: int = 0
+    """Batches in a row without congestion."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -94,13 +96,20 @@ def _decide(state: ReactState, batch: Batch) -> tuple[ReactState, Decision | Non
             return _revert(state, before, f"the last move {judged.text()}; reverted")
         verdict = f"the last move {judged.text()}. "
         state = dataclasses.replace(state, trial=None, fruitless=0, attempts=0)
-    congestion = detect(batch, params.delta1, params.delta2)
+    congestion = detect(batch, params.delta1, params.delta2, state.spec.host_of)
     if not congestion:
-        return dataclasses.replace(state, idle=state.idle + 1), None, verdict + "no flow is congested"
+        return _when_clear(state), None, verdict + "no flow is congested"
+    state = dataclasses.replace(state, clear=0)
     if not _may_explore(state):
         why = f"{state.fruitless} rounds found nothing better; resting"
         return dataclasses.replace(state, idle=state.idle + 1), None, verdict + why
     return _explore(state, batch, congestion, verdict)
+
+
+def _when_clear(state: ReactState) -> ReactState:
+    """Forgets what was in vain once all has been well for long enough: congestion that flaps is still the same one."""
+    state = dataclasses.replace(state, idle=state.idle + 1, clear=state.clear + 1)
+    return dataclasses.replace(state, fruitless=0, attempts=0) if state.clear >= state.params.E_max else state
 
 
 def _may_explore(state: ReactState) -> bool:

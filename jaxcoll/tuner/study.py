@@ -18,9 +18,9 @@ from jaxcoll.schedule import Kind, build
 from jaxcoll.sim import Job, Network, Noise, Phase, World, plan, racks, simulate, spines, star
 from jaxcoll.telemetry import Records, concatenate, group_epochs
 from jaxcoll.tuner.params import POLICIES, Policy
-from jaxcoll.tuner.replay import Setup, Taken
+from jaxcoll.tuner.setup import Setup
 from jaxcoll.tuner.tuner import State, step
-from jaxcoll.tuner.types import Config, Program, ScheduleSet
+from jaxcoll.tuner.types import Config, Decision, Program, ScheduleSet
 
 Floats = npt.NDArray[np.float64]
 
@@ -29,6 +29,14 @@ RATE = 25e6
 NBYTES = 4_000_000
 LANES = 8
 NOISE = Noise(epoch=0.02, edge=0.03)
+
+
+@dataclasses.dataclass(frozen=True)
+class Taken:
+    """One call of `step` that decided something: after how many epochs of the set, and what."""
+
+    epochs: int
+    decision: Decision
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

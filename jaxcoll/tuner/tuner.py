@@ -45,11 +45,6 @@ def step(state: State, samples: Sequence[Epoch]) -> tuple[State, Decision | None
     return step_react(state, samples) if isinstance(state, ReactState) else step_adaptive(state, samples)
 
 
-def stragglers(state: State) -> tuple[int, ...]:
-    """Ranks that came late in the last batch (the default policy tells them)."""
-    return state.stragglers if isinstance(state, AdaptiveState) else ()
-
-
 def verdict(state: State) -> Verdict | None:
     """On the last move that was judged, by the batch that ended after it; None if there was none."""
     return state.verdict

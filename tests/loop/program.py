@@ -120,12 +120,12 @@ def main() -> None:
         else:
             longest = max(longest, time.monotonic() - at)
         steps += 1
-    tuner = jaxcoll.status()["tuner"]
     running = loop.current()
     assert running is not None
     local = running.worker.swaps
     while mode == "brainless" and running.worker.drain.running and time.monotonic() - began < PATIENCE_S:
         time.sleep(0.02)
+    tuner = jaxcoll.status()["tuner"]
     print(
         json.dumps(
             {

@@ -19,6 +19,7 @@ from jaxcoll import report
 from jaxcoll.errors import UsageError
 from jaxcoll.report.figures import Line, heatmap, line_chart, ticks
 from jaxcoll.report.run import load
+from jaxcoll.telemetry import concatenate
 from loop.simulated import QUIET, Job
 
 FIGURES = {"line": 3, "heat": 2, "pattern": 2}
@@ -141,16 +142,36 @@ def test_in_a_real_browser(chromium: list[str], made: tuple[Path, Path], tmp_pat
 
 
 def test_the_records_as_trace_and_metrics(made: tuple[Path, Path], tmp_path: Path):
-    trace, metrics = tmp_path / "trace.json", tmp_path / "metrics.prom"
+    trace, metrics, lines = (tmp_path / name for name in ("trace.json", "metrics.prom", "records.jsonl"))
     words = [str(made[0]), "-o", str(tmp_path / "p.html"), "--trace", str(trace), "--prometheus", str(metrics)]
-    assert report.main(words) == 0
+    assert report.main([*words, "--records", str(lines)]) == 0
     (run,) = load(made[0])
     edges = [e for e in json.loads(trace.read_text())["traceEvents"] if e.get("cat") == "edge"]
     assert len(edges) >= sum(len(p.epoch.records) for p in run.points)
+    known = concatenate(p.epoch.records for p in run.points)
+    said = [json.loads(line) for line in lines.read_text().splitlines()]
+    assert len(said) == len(known)
+    assert [one["transfer_ns"] for one in said] == known["transfer_ns"].tolist()
     text = metrics.read_text()
     assert 'coll="all_reduce"' in text
     assert report._merged([text, text]).count("# TYPE nccl_p2p_bus_bandwidth_gbs") == 1
     assert report._merged([text]) == text
+
+
+def test_two_sets_that_run_alike_share_no_series(made: tuple[Path, Path], tmp_path: Path):
+    log, metrics = tmp_path / "run.jsonl", tmp_path / "metrics.prom"
+    lines = [json.loads(line) for line in made[0].read_text().splitlines()]
+    # The same ranks, communicator and program, in another size class.
+    lines += [{**line, "key": "all_reduce up to 16M"} for line in lines if "key" in line]
+    log.write_text("\n".join(json.dumps(line) for line in lines))
+    report.export(log, None, metrics, None)
+    text = metrics.read_text().splitlines()
+    series = [line.rpartition(" ")[0] for line in text if not line.startswith("#")]
+    assert len(series) == len(set(series))
+    names = {line.split()[2] for line in text if line.startswith("# TYPE")}
+    keys = {line["key"] for line in lines if "key" in line}
+    assert len(keys) == 2
+    assert all(any(s.startswith(f'{name}{{set="{key}",') for s in series) for name in names for key in keys)
 
 
 def test_a_log_without_epochs_is_refused(tmp_path: Path):

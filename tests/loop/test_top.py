@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import subprocess
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +49,21 @@ def test_it_shows_times_matrix_findings_and_reasons(
     pin.remove()
     with pytest.raises(UsageError, match="no tuned job"):
         top.main(["--once"])
+
+
+def test_it_ends_with_the_job_that_is_killed(capsys: pytest.CaptureFixture[str]):
+    need(importlib.util.find_spec("rich") is not None, "rich", "RICH")
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as job:
+        idle = {"policy": "jaxcoll", "state": "on", "swaps": 0, "reverts": 0, "sets": [], "decisions": []}
+        board.Board(job.pid).pin(idle)
+        watched = threading.Thread(target=top.main, args=[["--pid", str(job.pid)]], daemon=True)
+        watched.start()
+        watched.join(2.0)
+        assert watched.is_alive(), "the job still runs"
+        job.kill()
+    watched.join(10.0)
+    assert not watched.is_alive()
+    assert capsys.readouterr().out.endswith("the job has ended, or no longer tunes\n")
 
 
 def test_what_a_kill_left_behind_is_removed(tmp_path: Path):

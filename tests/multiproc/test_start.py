@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from jaxcoll.runtime import world
+from jaxcoll import config
+from jaxcoll.runtime import job, world
 
 _START = """
 import multiprocessing, os, sys, warnings
@@ -78,3 +79,19 @@ def test_start(script: str):
 def test_a_late_process_keeps_what_24_collectives_in_30_launches_send_it(local: int, ranks: int):
     assert world.early_bytes(local, ranks) >= 24 * 30 * local * (ranks - local) * (16 << 10)
     assert world.early_bytes(local, ranks) >= 256 << 20
+
+
+@pytest.mark.parametrize(
+    ("transport", "numbers"), [("auto", (0, 0, 0, 1, 0, 2, 2)), ("tcp", (0, 0, 1, 2, 3, 4, 4))], ids=["auto", "tcp"]
+)
+def test_hosts_are_numbered_in_the_order_of_the_processes_without_gaps(transport: str, numbers: tuple[int, ...]):
+    joined = world.World.__new__(world.World)  # only who has joined: no engine, no links
+    devices = ((0, 1), (2,), (3,), (4,), (5, 6))
+    joined.job = job.Job(5, 0, devices, None, None)
+    joined.settings = config.Config(transport=transport)
+    hosts = ("one", "one", "two", "one", "three")
+    joined.peers = [
+        world.Peer("", host, 0, "", 0, list(d), transport, "on") for host, d in zip(hosts, devices, strict=True)
+    ]
+    assert joined.hosts_of(range(7)) == numbers
+    assert joined.hosts_of([6, 3]) == numbers[6:2:-3]

@@ -62,6 +62,23 @@ def test_equation_1_looks_at_its_own_degree_only() -> None:
     assert not detect(tree_batch({edge: [0.3] * 4 for edge in ones})).any.any()
 
 
+def test_equation_1_compares_flows_inside_a_host_with_each_other() -> None:
+    schedule = build("ring", Kind.ALL_REDUCE, 8)
+    pattern = pattern_of(schedule, Table.identity(schedule), NB)
+    src, dst = pattern.plan.src, pattern.plan.dst
+    inside = src // 4 == dst // 4
+    fct = np.tile(np.where(inside, 0.001, 0.1), (4, 1))
+    hosts = [0] * 4 + [1] * 4
+    assert not detect(Batch(pattern, fct, np.ones(4), np.zeros(8), 0), hosts=hosts).any.any()
+    slow = ((src == 3) & (dst == 4)) | ((src == 5) & (dst == 6))
+    found = detect(Batch(pattern, np.where(slow, 2 * fct, fct), np.ones(4), np.zeros(8), 0), hosts=hosts)
+    np.testing.assert_array_equal(found.steady, slow)
+    # One rank a host, as in the paper: to say so changes nothing.
+    plain, told = (detect(tree_batch({3: [0.2] * 4, 7: [0.1, 0.2] * 2}), hosts=h) for h in (None, range(8)))
+    for name in ("steady", "erratic", "p90", "usual"):
+        np.testing.assert_array_equal(getattr(plain, name), getattr(told, name))
+
+
 def test_critical_path_is_the_heaviest_chain() -> None:
     columns = [np.array(c) for c in ([0, 2, 1, 3], [1, 3, 3, 4], [0, 0, 0, 0], [0, 0, 1, 2])]
     plan = Plan(*columns, np.ones(4), np.array([2, 3, 3]), np.array([0, 1, 2]), 1)

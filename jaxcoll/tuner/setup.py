@@ -1,19 +1,17 @@
-"""Records of a run, back into the tuner: the same records give the same decisions."""
+"""What a tuner of one set begins with, also as plain data: the run log holds it, so that a run can be decided again."""
 
 from __future__ import annotations
 
 import base64
 import dataclasses
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, TextIO
+from collections.abc import Mapping
+from typing import Any
 
 from jaxcoll.errors import UsageError
 from jaxcoll.schedule import Table, dumps, loads
-from jaxcoll.telemetry import Epoch, Records, group_epochs, read_jsonl, write_event, write_jsonl
 from jaxcoll.tuner.params import ChoiceParams, Policy, ReactParams
-from jaxcoll.tuner.tuner import State, init, step
-from jaxcoll.tuner.types import Decision, Program, ScheduleSet
+from jaxcoll.tuner.tuner import State, init
+from jaxcoll.tuner.types import Program, ScheduleSet
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,40 +62,3 @@ class Setup:
 
 def _pack(data: bytes) -> str:
     return base64.b64encode(data).decode("ascii")
-
-
-@dataclasses.dataclass(frozen=True)
-class Taken:
-    """One call of `step` that decided something: after how many epochs of the set, and what."""
-
-    epochs: int
-    decision: Decision
-
-
-def replay(setup: Setup, epochs: Sequence[Epoch]) -> list[Taken]:
-    """Runs the tuner over `epochs`, one at a time in the order in which they started."""
-    state = setup.init()
-    taken: list[Taken] = []
-    for i, epoch in enumerate(epochs, 1):
-        state, decision, _ = step(state, [epoch])
-        if decision is not None:
-            taken.append(Taken(i, decision))
-    return taken
-
-
-def write_run(out: TextIO, setup: Setup, records: Records, taken: Sequence[Taken]) -> None:
-    """A run of one set as JSON lines: its set-up, its records, its decisions."""
-    write_event(out, "set", setup.to_json())
-    write_jsonl(out, records)
-    for entry in taken:
-        write_event(out, "decision", {"epochs": entry.epochs, **entry.decision.to_json()})
-
-
-def replay_run(source: TextIO | Path | str) -> tuple[list[Taken], list[Taken]]:
-    """(decisions recorded in the run, decisions taken again from its records) of a file that `write_run` wrote."""
-    records, events = read_jsonl(source)
-    setups = [event for event in events if event["type"] == "set"]
-    if len(setups) != 1:
-        raise UsageError(f"the run holds {len(setups)} sets; replay takes one: split the file by its sets")
-    recorded = [Taken(int(e["epochs"]), Decision.from_json(e)) for e in events if e["type"] == "decision"]
-    return recorded, replay(Setup.from_json(setups[0]), group_epochs(records))
