@@ -237,7 +237,8 @@ class Worker:
         for set_id in self.swaps.known():
             for site, _, _ in self.swaps.started(set_id):
                 # A program compiled for two sizes gives one call site to two sets: their records look alike.
-                found[set_id[0], site] = None if (set_id[0], site) in found else set_id
+                here = set_id[0], site
+                found[here] = set_id if found.get(here, set_id) == set_id else None
         self._homes = found
 
 

@@ -147,12 +147,15 @@ class Tuned:
         self.config = self.spec.home
 
     def offer(self, epochs: Iterable[Epoch]) -> None:
-        """Takes epochs that have ended; of what waits too long the newest is kept. Not while a decision is open.
+        """Takes epochs that have ended, but those of an earlier table, which say nothing any more; of what waits too long
+        the newest is kept. Not while a decision is open.
 
         Where another size has come to take most of the time, the policy begins anew, from what is in force.
         """
         for epoch in epochs:
             self._starts.append((epoch.id[2], int(epoch.records["start_ns"].min())))
+            if not self._in_force(epoch):
+                continue
             before = self._sizes.chosen
             if not self._sizes.admit(epoch):
                 self.left_out += 1
@@ -163,6 +166,9 @@ class Tuned:
                 self.pending.clear()
                 self._looks.clear()
             self.pending.append(epoch)
+
+    def _in_force(self, epoch: Epoch) -> bool:
+        return self.config is None or epoch.version >= self.config.table.version
 
     def _forget(self) -> None:
         """What epochs have shown is of something else than what comes now."""
@@ -205,6 +211,9 @@ class Tuned:
         self.config = Config(decision.program, decision.table)
         self._failed_in_a_row = 0
         self._forget()
+        waiting = [epoch for epoch in (*self._looks, *self.pending) if self._in_force(epoch)]
+        self._looks.clear()
+        self.pending = collections.deque(waiting, _PENDING)
         if decision.action == "revert":
             self.reverts += 1
         else:
