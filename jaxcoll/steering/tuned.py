@@ -147,8 +147,9 @@ class Tuned:
         self.config = self.spec.home
 
     def offer(self, epochs: Iterable[Epoch]) -> None:
-        """Takes epochs that have ended, but those of an earlier table, which say nothing any more; of what waits too long
-        the newest is kept. Not while a decision is open.
+        """Takes epochs that have ended; of what waits too long the newest is kept. Not while a decision is open.
+
+        Those of an earlier table say nothing any more and are left out.
 
         Where another size has come to take most of the time, the policy begins anew, from what is in force.
         """
