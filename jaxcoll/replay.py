@@ -59,6 +59,8 @@ def replay(path: str | Path) -> list[Step]:
     for line in runlog.read(path):
         kind, key = line["type"], line.get("key")
         if kind == "set":
+            if key in sets:  # its policy began anew
+                _missed(sets[str(key)], steps)
             sets[str(key)] = _Set(line)
         elif kind in ("epoch", "decision"):
             if key not in sets:

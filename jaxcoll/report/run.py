@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from jaxcoll.errors import UsageError
 from jaxcoll.steering import policy, runlog
-from jaxcoll.telemetry import Epoch, concatenate, measurement_matrix
+from jaxcoll.telemetry import Epoch, by_executable, concatenate, measurement_matrix
 from jaxcoll.tuner import Config, Decision, ScheduleSet
 from jaxcoll.tuner.detect import detect
 from jaxcoll.tuner.measure import batch_of, pattern_of
@@ -53,8 +53,9 @@ class Made:
 
 @dataclasses.dataclass(eq=False)
 class SetRun:
-    """One set's way through the run."""
+    """One set's way through the run, named `key` in the log; `spec.key` tells its parts apart."""
 
+    key: str
     spec: ScheduleSet
     policy: str
     points: list[Point] = dataclasses.field(default_factory=list)
@@ -83,7 +84,7 @@ class SetRun:
         return [p for p in self.points if p.config.table.version == last][-WINDOW:] if last else []
 
     def steps(self) -> tuple[Floats, Floats]:
-        """(start, time) of the steps, seconds: from one launch of a call site to its next."""
+        """(start, time) of the steps, seconds: from one launch of the busiest call site's executable to its next."""
         firsts: dict[tuple[int, int], float] = {}
         for p in self.points:
             key = (p.site, p.launch)
@@ -92,9 +93,9 @@ class SetRun:
         if not sites:
             return np.empty(0), np.empty(0)
         busiest = max(set(sites), key=sites.count)
-        mine = sorted((start, launch) for (site, launch), start in firsts.items() if site == busiest)
-        start = np.array([s for s, _ in mine])
-        launch = np.array([n for _, n in mine])
+        mine = [(start, launch) for (site, launch), start in firsts.items() if site == busiest]
+        one = max(by_executable([launch for _, launch in mine]), key=len)
+        start, launch = (np.array(column) for column in zip(*sorted(mine[i] for i in one), strict=True))
         gap = np.diff(launch)
         # Sampled epochs leave launches out: the mean over those between stands for them.
         good = gap > 0
@@ -118,18 +119,23 @@ class SetRun:
 def load(path: str | Path) -> list[SetRun]:
     """The sets of a run log, the one that took most time first. UsageError if it is no run log or holds no epoch."""
     sets: dict[str, SetRun] = {}
+    runs: list[SetRun] = []
     origin: int | None = None
     for line in runlog.read(path):
         kind = line["type"]
         if kind == "set":
             chosen, spec = policy.from_json(line)
-            sets[spec.key] = SetRun(spec, chosen.name, configs={spec.home.table.version: spec.home})
+            # Where another message size has come to take most of the time, the set's policy has begun anew.
+            times = 1 + sum(run.key == spec.key for run in runs)
+            named = dataclasses.replace(spec, key=f"{spec.key}, part {times}") if times > 1 else spec
+            sets[spec.key] = SetRun(spec.key, named, chosen.name, configs={spec.home.table.version: spec.home})
+            runs.append(sets[spec.key])
         elif kind == "epoch":
             origin = int(line["start_ns"]) if origin is None else min(origin, int(line["start_ns"]))
             _epoch(sets[line["key"]], line)
         elif kind == "decision":
             _decision(sets[line["key"]], line)
-    runs = [run for run in sets.values() if run.points]
+    runs = [run for run in runs if run.points]
     if not runs or origin is None:
         raise UsageError(f"{path} holds no epochs: the run was too short, or nothing in it was tuned")
     for run in runs:

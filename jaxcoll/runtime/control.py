@@ -34,6 +34,7 @@ _LENGTH = struct.Struct("<I")
 _KEYS = "loop"
 _HIGH_WATER = 1000  # messages kept for a peer that doesn't read; more are dropped
 _POLL_BUSY_S, _POLL_IDLE_S = 0.002, 0.05  # how often the leader looks into the key-value store
+AWAY_S = 30.0  # a store that is away for longer ends the tuning
 _UNREAD = 64  # messages of a worker that may lie unread in the key-value store; more are dropped
 
 
@@ -184,7 +185,7 @@ class KvLeader:
         self._store = store
         self._next = [0] * processes
         self._quiet_since = time.monotonic()
-        self._away = False
+        self._away_since: float | None = None
 
     def send(self, process: int, message: Message, payload: bytes = b"") -> None:
         with self._tolerant():
@@ -195,11 +196,14 @@ class KvLeader:
     def _tolerant(self) -> Generator[None]:
         try:
             yield
-            self._away = False
+            self._away_since = None
         except Exception as error:
-            if not self._away:
+            now = time.monotonic()
+            if self._away_since is None:
                 log.warning("the job's store can't be reached for the tuner's messages, trying again: %s", error)
-            self._away = True
+                self._away_since = now
+            if now - self._away_since > AWAY_S:
+                raise
 
     def receive(self, timeout: float, wake: Sequence[int] = ()) -> list[tuple[int, Message, bytes]]:
         deadline = time.monotonic() + timeout

@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from jaxcoll.runtime.control import LeaderEnd, Message
+from jaxcoll.runtime.control import AWAY_S, LeaderEnd, Message
 from jaxcoll.runtime.job import Job, Store
 from jaxcoll.runtime.swap import CANCEL, COMMIT, Place, points_behind, settle, verdict_key
 from jaxcoll.steering import wire
@@ -36,7 +36,6 @@ _SILENT_S = 15.0  # a process that says nothing for so long while others do is n
 _UNANSWERED = "no answer"
 _TRIES = 8  # attempts at one decision, each with twice the margin
 _MAX_MARGIN = 1 << 16  # launches
-_STORE_S = 30.0  # a store that is away for longer ends the tuning
 _FIRST_EXCHANGE_S = 0.05
 _ROOM = 3.0
 _LATE_S = 15.0  # a process that hasn't been heard of for so long at the start is named in a warning
@@ -271,10 +270,12 @@ class Leader:
         places: list[list[Place]] = [[(p[0], p[1], p[2]) for p in a["places"]] for a in staged.values()]
         promised = self._ask(processes, "promised", {"do": "propose", **about, "points": points_behind(places, margin)})
         refusal = _refusal(processes, promised)
-        verdict = self._settled(attempt, CANCEL if refusal else COMMIT)
+        wish = CANCEL if refusal else COMMIT
+        verdict = self._settled(attempt, wish)
         decided = self._ask(processes, "decided", {"do": "decide", **about, "verdict": verdict})
         exchange = time.monotonic() - began
-        self._exchange_s = max(exchange, 0.8 * self._exchange_s + 0.2 * exchange)
+        if verdict == wish:  # else others were waited for, or the store: no measure of the next one
+            self._exchange_s = max(exchange, 0.8 * self._exchange_s + 0.2 * exchange)
         if len(decided) == len(processes):
             with contextlib.suppress(Exception):  # nobody will ask for it any more; left there it does no harm
                 self._store.delete(verdict_key(attempt))
@@ -285,7 +286,7 @@ class Leader:
 
     def _settled(self, attempt: str, wish: str) -> str:
         """The verdict on an attempt; a store that is away for a while is asked again."""
-        until, said = time.monotonic() + _STORE_S, False
+        until, said = time.monotonic() + AWAY_S, False
         while True:
             try:
                 return settle(self._store, attempt, wish)
@@ -307,6 +308,7 @@ class Leader:
             refusal = _refusal(unknown, self._ask(unknown, "loaded", {**about, "do": "program"}, question["blob"]))
             if refusal:
                 return staged, refusal
+            staged = {p: a for p, a in staged.items() if p not in unknown}
             staged |= self._ask(unknown, "staged", message, table)
         return staged, _refusal(processes, staged)
 

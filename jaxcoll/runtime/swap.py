@@ -22,8 +22,8 @@ from jaxcoll.runtime.native import NativeError
 from jaxcoll.runtime.sets import SetInfo, Sets
 from jaxcoll.runtime.world import World
 from jaxcoll.schedule import Schedule, decode, encode
-from jaxcoll.steering.sizes import NEAR
 from jaxcoll.steering.tuned import SetId
+from jaxcoll.telemetry import near
 
 log = logging.getLogger("jaxcoll")
 
@@ -191,7 +191,7 @@ def points_behind(places: Sequence[Sequence[Place]], margin: int) -> list[Place]
     furthest: dict[int, list[int]] = {}
     for site, launch, _ in itertools.chain.from_iterable(places):
         known = furthest.setdefault(site, [])
-        same = next((i for i, other in enumerate(known) if abs(launch - other) < NEAR), None)
+        same = next((i for i, other in enumerate(known) if near(launch, other)), None)
         if same is None:
             known.append(launch)
         else:

@@ -80,6 +80,8 @@ class Brain:
     def _push(self, set_id: SetId, dropped: int, data: bytes) -> Out:
         records = as_records(data)
         self._came += len(records)
+        if set_id not in self.sets:  # it isn't tuned; the store would keep for ever what nobody takes
+            return self._throttle()
         for site in set(records["site"].tolist()):
             self._records.bind(set_id[0], int(site), set_id)
         self._records.push(records, dropped)

@@ -14,8 +14,8 @@ import numpy as np
 from jaxcoll.schedule import Schedule, decode
 from jaxcoll.sim.plan import plan
 from jaxcoll.steering.policy import Policy
-from jaxcoll.steering.sizes import NEAR, Sizes
-from jaxcoll.telemetry import Epoch, concatenate, diagnose, epoch_seconds, measurement_matrix
+from jaxcoll.steering.sizes import Sizes
+from jaxcoll.telemetry import Epoch, by_executable, concatenate, diagnose, epoch_seconds, measurement_matrix
 from jaxcoll.tuner import Config, Decision, Program, ScheduleSet
 
 SetId = tuple[int, int]
@@ -25,7 +25,7 @@ _PENDING = 16  # epochs that wait for the policy
 _RECENT = 24  # epochs that the diagnosis is made from
 _RATES_S = (3.0, 0.5)  # launches are counted over so many seconds
 _LEARN, _LOOK, _ODD = 24, 8, 0.15  # see Pace; _ODD is the logarithm of a ratio
-_REST_S = 60.0  # the longest rest after decisions that couldn't be brought into force
+_REST_S = (0.0, 4.0, 8.0, 16.0, 32.0, 60.0)  # after so many decisions in a row that couldn't be brought into force
 _FEW = 8  # epochs that are too few to count launches by
 
 
@@ -225,8 +225,7 @@ class Tuned:
         since the next epochs would only lead to the same."""
         self.failed += 1
         self._failed_in_a_row += 1
-        if self._failed_in_a_row > 1:
-            self.rest_until = time.monotonic() + min(_REST_S, 2.0**self._failed_in_a_row)
+        self.rest_until = time.monotonic() + _REST_S[min(self._failed_in_a_row, len(_REST_S)) - 1]
 
     def seen(self) -> dict[str, Any]:
         """What the last epochs show.
@@ -269,12 +268,12 @@ class Tuned:
 
 def _rate(starts: Sequence[tuple[int, int]]) -> float:
     """Launches a second of (launch, start in ns) pairs: of the executable that is launched most often."""
-    ordered = np.array(sorted(starts), dtype=np.int64).reshape(-1, 2)
+    pairs = np.array(starts, dtype=np.int64).reshape(-1, 2)
     rates = [0.0]
-    for one in np.split(ordered, np.flatnonzero(np.diff(ordered[:, 0]) >= NEAR) + 1):
-        span = float(np.ptp(one[:, 1])) / 1e9 if len(one) else 0.0
+    for one in by_executable(pairs[:, 0].tolist()):
+        launches, span = np.ptp(pairs[one, 0]), float(np.ptp(pairs[one, 1])) / 1e9
         if span > 0:
-            rates.append(float(np.ptp(one[:, 0])) / span)
+            rates.append(float(launches) / span)
     return max(rates)
 
 

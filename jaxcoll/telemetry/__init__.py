@@ -14,6 +14,7 @@ from jaxcoll.telemetry.diagnose import (
 )
 from jaxcoll.telemetry.ends import split_waits
 from jaxcoll.telemetry.export import chrome_trace, prometheus, write_jsonl
+from jaxcoll.telemetry.launches import NEAR, by_executable, near
 from jaxcoll.telemetry.matrix import Matrix, measurement_matrix
 from jaxcoll.telemetry.record import (
     RECEIVER,
@@ -33,6 +34,7 @@ from jaxcoll.telemetry.record import (
 from jaxcoll.telemetry.store import Counts, Epoch, EpochId, Store, group_epochs
 
 __all__ = [
+    "NEAR",
     "RECEIVER",
     "RECORD_DTYPE",
     "RECORD_SIZE",
@@ -51,6 +53,7 @@ __all__ = [
     "Store",
     "Straggler",
     "as_records",
+    "by_executable",
     "chrome_trace",
     "concatenate",
     "diagnose",
@@ -61,6 +64,7 @@ __all__ = [
     "group_epochs",
     "lateness",
     "measurement_matrix",
+    "near",
     "prometheus",
     "split_waits",
     "to_record",

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from jaxcoll import replay
+from jaxcoll.report import run
 from jaxcoll.runtime import leader
 from jaxcoll.runtime.job import Job, MemoryStore
 from jaxcoll.runtime.swap import points_behind
@@ -16,7 +20,8 @@ from jaxcoll.sim.world import Noise, Phase, World
 from jaxcoll.steering import policy
 from jaxcoll.steering.brain import Brain
 from jaxcoll.steering.runlog import RunLog
-from jaxcoll.telemetry import Records
+from jaxcoll.steering.sizes import Sizes
+from jaxcoll.telemetry import Epoch, Record, Records, from_records
 from loop import simulated
 from loop.simulated import NBYTES, RANKS, RATE, announcement
 
@@ -27,8 +32,8 @@ FAR = 1_500_000_000  # how far the launches of two executables lie apart
 class Program(simulated.Job):
     """The simulated job on a quiet network; its records can be those of other call sites, launches and sizes."""
 
-    def __init__(self, name: str = "jaxcoll"):
-        super().__init__(name=name)
+    def __init__(self, name: str = "jaxcoll", log: Path | None = None):
+        super().__init__(log, name)
         self.world = World([Phase(0, star(RANKS, RATE, alpha=1e-4))], seed=1, noise=Noise(epoch=0.02, edge=0.03))
 
     def epoch(self, at: int, nbytes: int = NBYTES, site: int = 0, launch: int | None = None) -> Records:
@@ -71,9 +76,29 @@ def test_of_several_sizes_in_a_class_the_one_that_takes_the_most_time_is_tuned_b
     assert np.ptp(list(tuned.seconds)) < 0.3 * np.mean(list(tuned.seconds)), "epochs of one size"
 
 
-def test_a_policy_that_begins_anew_goes_on_from_the_table_in_force():
-    job = Program(name="shuffle")
-    job.brain._policy = policy.make("shuffle", every=2)
+def test_an_executable_that_comes_first_under_a_new_program_is_no_new_size():
+    sizes = Sizes()
+
+    def seen(site: int, launch: int, program: int, moved: int) -> bool:
+        record = dataclasses.replace(Record(*[0] * 15), bytes=moved, transfer_ns=10**6)
+        return sizes.admit(Epoch((1, site, launch, 0), program, 0, from_records([record])))
+
+    assert all(seen(1, i, 7, 1000) for i in range(20))
+    assert not seen(2, FAR, 8, 1500)
+    assert seen(1, 20, 8, 1500)
+    assert seen(2, FAR + 1, 8, 1500)
+    assert not seen(3, 2 * FAR, 9, 600), "the others have ended ..."
+    assert any([seen(3, 2 * FAR + i, 9, 600) for i in range(200)]), "... and this is all there is"
+
+
+def test_records_of_a_set_that_is_not_tuned_are_not_kept():
+    job = Program()
+    job.brain.take(("records", OTHER, 0, job.epoch(0, site=1).tobytes()))
+    assert job.brain._records.counts().pushed == 0
+
+
+def test_a_policy_that_begins_anew_goes_on_from_the_table_in_force(tmp_path: Path):
+    job = Program(name="shuffle", log=tmp_path / "run.jsonl")
     for i in range(60):
         records = job.epoch(i, launch=i)
         job.brain.take(("records", simulated.SET, 0, records.tobytes()))
@@ -91,6 +116,13 @@ def test_a_policy_that_begins_anew_goes_on_from_the_table_in_force():
     assert tuned.spec is not None
     assert tuned.spec.nbytes == pytest.approx(4 * NBYTES, rel=0.01)
     assert job.table.version > version
+    job.log.close()
+    steps = replay.replay(tmp_path / "run.jsonl")
+    assert len(steps) == len(job.questions)
+    assert all(step.same for step in steps)
+    parts = run.load(tmp_path / "run.jsonl")
+    assert sorted(part.spec.key for part in parts) == [tuned.key, f"{tuned.key}, part 2"]
+    assert sum(len(part.swaps) for part in parts) == len(job.questions)
 
 
 def test_a_busy_set_does_not_starve_another(monkeypatch: pytest.MonkeyPatch):
@@ -110,10 +142,17 @@ def test_a_busy_set_does_not_starve_another(monkeypatch: pytest.MonkeyPatch):
     assert [tuned.epochs for tuned in job.brain.sets.values()] == [10, 10]
 
 
-def test_decisions_that_cannot_be_brought_into_force_are_not_repeated_with_every_epoch():
-    job = simulated.Job(name="shuffle", refuse=1000)
-    job.run(60)
-    assert 1 < len(job.questions) < 4
+def test_decisions_that_cannot_be_brought_into_force_are_not_repeated_with_every_epoch(monkeypatch: pytest.MonkeyPatch):
+    now = 100.0
+    monkeypatch.setattr("jaxcoll.steering.tuned.time.monotonic", lambda: now)
+    job = simulated.Job(name="shuffle", refuse=10**6)
+    asked: list[float] = []
+    for _ in range(400):
+        before = len(job.questions)
+        job.run(1)
+        asked += [now] * (len(job.questions) - before)
+        now += 1.0
+    assert np.diff(asked).tolist() == pytest.approx([4, 5, 8, 16, 32, 60, 60, 60, 60, 60], abs=4)
 
 
 class Store(MemoryStore):
@@ -136,12 +175,16 @@ class Channel:
 
     def __init__(self, errors: dict[str, str]):
         self.errors, self.answers, self.asked = errors, [], []
+        self.lost = 0  # so many answers to "stage" behind the first one
 
     def send(self, process: int, message: dict[str, Any], payload: bytes = b"") -> None:
         word = {"stage": "staged", "program": "loaded", "propose": "promised", "decide": "decided"}[message["do"]]
         self.asked.append(message)
         answer = {"do": word, "attempt": message["attempt"], "error": self.errors.get(word), "places": [(1, 5, 0)]}
-        unknown = word == "staged" and "loaded" in self.errors
+        staged = [m for m in self.asked if m["do"] == "stage"]
+        unknown = word == "staged" and ("loaded" in self.errors or (self.lost > 0 and len(staged) == 1))
+        if word == "staged" and 1 < len(staged) <= 1 + self.lost:
+            return
         self.answers.append((process, {**answer, "unknown": unknown, "stall_s": 0.0, "waiting": 0}, b""))
 
     def receive(self, timeout: float, wake: Any = ()) -> list[Any]:
@@ -181,3 +224,12 @@ def test_what_will_never_be_accepted_is_not_tried_again_and_says_why(word: str):
     assert not swap.committed
     assert swap.tries == 1
     assert swap.refusal == "process 0: the program has no edges"
+
+
+def test_a_lost_word_is_no_refusal(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(leader, "ANSWER_S", 0.1)
+    channel = Channel({})
+    channel.lost = 1
+    swap = led(Store(), channel).commit(QUESTION)
+    assert swap.committed
+    assert swap.tries == 2

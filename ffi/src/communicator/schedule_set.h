@@ -40,7 +40,7 @@ struct Place {
     uint64_t d = static_cast<uint64_t>(launch) - static_cast<uint64_t>(o.launch);
     return std::min(d, 0 - d) < kNear;
   }
-  // Four times the largest margin of a commit; steering/sizes.py has the same number.
+  // Four times the largest margin of a commit; telemetry/launches.py has the same number.
   static constexpr uint64_t kNear = 1 << 18;
 };
 
