@@ -59,9 +59,8 @@ class RunLog:
             return
         comm, site, launch, index = epoch.id
         packed = base64.b64encode(zlib.compress(epoch.records.tobytes(), 1)).decode("ascii")
-        start = int(epoch.records["start_ns"].min()) if len(epoch.records) else 0
         fields = {"key": key, "id": [comm, site, launch, index], "program": epoch.program, "version": epoch.version}
-        self.write("epoch", {**fields, "start_ns": start, "seconds": seconds, "records": packed})
+        self.write("epoch", {**fields, "start_ns": epoch.start_ns, "seconds": seconds, "records": packed})
 
     def close(self) -> None:
         """Ends the file."""

@@ -22,18 +22,16 @@ class Sizes:
     def __init__(self) -> None:
         self._executables: dict[int, list[list[int]]] = {}  # by call site: [newest launch, size]
         self._moved: list[dict[int, int]] = []  # by size: bytes by program
-        self._recent: collections.deque[tuple[int, float]] = collections.deque(maxlen=_WINDOW)
+        self._recent: collections.deque[tuple[int, int]] = collections.deque(maxlen=_WINDOW)
         self._early = 0
         self.chosen = 0
 
     def admit(self, epoch: Epoch) -> bool:
         """Whether an epoch is of the chosen size, which it may have become just now."""
-        rows = epoch.receiver
-        end = rows["start_ns"] + rows["wait_ns"] + rows["transfer_ns"]
-        size = self._size(epoch, int(rows["bytes"].sum()))
+        size = self._size(epoch, int(epoch.receiver["bytes"].sum()))
         if size is None:
             return False
-        self._recent.append((size, float(end.max() - rows["start_ns"].min()) if len(rows) else 0.0))
+        self._recent.append((size, epoch.span_ns))
         if size != self.chosen and len(self._recent) == _WINDOW:
             mine, chosen = (sum(span for s, span in self._recent if s == one) for one in (size, self.chosen))
             if mine > _MORE * chosen:

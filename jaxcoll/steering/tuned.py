@@ -55,9 +55,7 @@ class Pace:
 
     def admit(self, epoch: Epoch, may_skip: bool) -> list[Epoch]:
         """The epochs to look at, now that `epoch` has ended."""
-        rows = epoch.receiver
-        end = rows["start_ns"] + rows["wait_ns"] + rows["transfer_ns"]
-        span = float(end.max() - rows["start_ns"].min()) if len(rows) else 0.0
+        span = epoch.span_ns
         if not may_skip or span <= 0:
             self.reset()
             return [epoch]
@@ -154,7 +152,7 @@ class Tuned:
         Where another size has come to take most of the time, the policy begins anew, from what is in force.
         """
         for epoch in epochs:
-            self._starts.append((epoch.id[2], int(epoch.records["start_ns"].min())))
+            self._starts.append((epoch.id[2], epoch.start_ns))
             if not self._in_force(epoch):
                 continue
             before = self._sizes.chosen

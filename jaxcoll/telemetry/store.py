@@ -30,6 +30,20 @@ class Epoch:
         """The receivers' records: one per edge."""
         return self.records[self.records["side"] == RECEIVER]
 
+    @property
+    def start_ns(self) -> int:
+        """When the first edge began, nanoseconds by the wall clock; 0 without records."""
+        return int(self.records["start_ns"].min()) if len(self.records) else 0
+
+    @property
+    def span_ns(self) -> int:
+        """From the first receiver's start to the last one's end, nanoseconds; 0 without any."""
+        rows = self.receiver
+        if not len(rows):
+            return 0
+        end = rows["start_ns"] + rows["wait_ns"] + rows["transfer_ns"]
+        return int(end.max() - rows["start_ns"].min())
+
 
 @dataclasses.dataclass(frozen=True)
 class Counts:
@@ -51,7 +65,7 @@ def group_epochs(records: Records) -> list[Epoch]:
     order = np.argsort(inverse, kind="stable")
     pieces = np.split(order, np.cumsum(np.bincount(inverse, minlength=len(first)))[:-1])
     epochs = [_epoch(records[piece]) for piece in pieces]
-    return sorted(epochs, key=lambda epoch: (int(epoch.records["start_ns"].min()), epoch.id))
+    return sorted(epochs, key=lambda epoch: (epoch.start_ns, epoch.id))
 
 
 def _epoch(records: Records) -> Epoch:
@@ -111,7 +125,7 @@ class Store:
             for epoch in done:
                 del waiting[epoch.id]
             self._give_up(waiting, len(done))
-        return sorted(done, key=lambda epoch: (int(epoch.records["start_ns"].min()), epoch.id))
+        return sorted(done, key=lambda epoch: (epoch.start_ns, epoch.id))
 
     def _give_up(self, waiting: dict[EpochId, list[Records]], completed: int) -> None:
         # Insertion order is arrival order: what still lacks records while many newer epochs are whole has lost them.

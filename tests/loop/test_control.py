@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import threading
 import time
+from collections.abc import Generator
 from typing import Any
 
 import pytest
@@ -105,45 +107,34 @@ def test_a_descriptor_ends_the_leaders_wait():
     os.close(write)
 
 
-def test_zmq_carries_messages_and_lets_in_the_jobs_key_only():
+@contextlib.contextmanager
+def over_zmq(store: MemoryStore) -> Generator[tuple[control.ZmqLeader, control.ZmqWorker]]:
+    """The leader's end, and that of process 1, which have spoken to each other."""
     need(control.has_zmq(), "pyzmq", "ZMQ")
-    import zmq
-
-    store = MemoryStore()
     leader = control.ZmqLeader(store, "127.0.0.1")
-    worker = control.ZmqWorker(store, 1, 5.0)
-    try:
+    with contextlib.closing(leader), contextlib.closing(control.ZmqWorker(store, 1, 5.0)) as worker:
         exchange(leader, worker, 1)
+        yield leader, worker
+
+
+def test_zmq_carries_messages_and_lets_in_the_jobs_key_only():
+    store = MemoryStore()
+    with over_zmq(store) as (leader, _):
+        import zmq
+
         found = json.loads(store.get("loop/endpoint", 1))
         public, secret = zmq.curve_keypair()
         store.set("loop/endpoint", json.dumps({**found, "public": public.decode(), "secret": secret.decode()}))
-        stranger = control.ZmqWorker(store, 2, 5.0)
-        try:
+        with contextlib.closing(control.ZmqWorker(store, 2, 5.0)) as stranger:
             stranger.send({"do": "hello"})
             assert leader.receive(0.7) == []
-        finally:
-            stranger.close()
-    finally:
-        worker.close()
-        leader.close()
 
 
 def test_a_worker_that_comes_again_takes_its_old_connections_place():
     # After a cut its old connection may still look alive to the leader.
-    need(control.has_zmq(), "pyzmq", "ZMQ")
     store = MemoryStore()
-    leader = control.ZmqLeader(store, "127.0.0.1")
-    old = control.ZmqWorker(store, 1, 5.0)
-    try:
-        exchange(leader, old, 1)
-        new = control.ZmqWorker(store, 1, 5.0)
-        try:
-            exchange(leader, new, 1)
-        finally:
-            new.close()
-    finally:
-        old.close()
-        leader.close()
+    with over_zmq(store) as (leader, _), contextlib.closing(control.ZmqWorker(store, 1, 5.0)) as new:
+        exchange(leader, new, 1)
 
 
 class Shaky(MemoryStore):
