@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import statistics
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -79,6 +82,19 @@ def test_swaps_under_pmap_in_one_process():
     agreed(reports)
     assert reports[0]["commits"] >= 100
     assert reports[0]["control"] == "local"
+
+
+def test_a_training_under_a_hundred_swaps_has_the_same_loss_curve():
+    options = ["--epochs=45", "--batch=128", "--repeats=2"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(PROGRAM.with_name("training.py")), *options]
+    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert int(re.search(r"swaps in force: (\d+)", done.stdout)[1]) >= 100
+    lax, ours = map(float, re.search(r"accuracy on the test set +(\S+) +(\S+)", done.stdout).groups())
+    assert ours > 0.9
+    assert ours == pytest.approx(lax, abs=0.01)
+    assert float(re.search(r"between the two loss curves: (\S+)", done.stdout)[1]) < 1e-3
 
 
 def test_a_leader_that_dies_between_promise_and_verdict_holds_nobody_up():
