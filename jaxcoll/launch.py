@@ -167,6 +167,8 @@ class Ranks:
     Start it from a thread that outlives the ranks: the kernel ties their lives to that thread.
     """
 
+    _scratch: Path | None = None  # where a temporary folder goes; None: where the system has them
+
     def __init__(
         self,
         command: Sequence[str],
@@ -188,7 +190,8 @@ class Ranks:
         self._pumps: list[tuple[threading.Thread, _Pipe]] = []
         try:
             if logs is None:
-                logs = Path(self._resources.enter_context(tempfile.TemporaryDirectory(prefix="jaxcoll-ranks-")))
+                kept = tempfile.TemporaryDirectory(prefix="jaxcoll-ranks-", dir=self._scratch)
+                logs = Path(self._resources.enter_context(kept))
             logs.mkdir(parents=True, exist_ok=True)
             self._logs = logs
             port = self._resources.enter_context(_reserve_port()).getsockname()[1]

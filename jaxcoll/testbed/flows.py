@@ -47,7 +47,8 @@ def toward(victim: str, sources: Sequence[str], connections: int = 1) -> list[Fl
 
 
 class Running:
-    """Flows under way: two processes each. `spawn(node, command)` starts a program inside a station."""
+    """Flows under way: two processes each. `spawn(node, command)` starts a program inside a station; `folder`: where
+    they write what has arrived."""
 
     _ports = itertools.count(_FIRST_PORT)
 
@@ -56,9 +57,10 @@ class Running:
         flows: Sequence[Flow],
         spawn: Callable[[str, Sequence[str]], subprocess.Popen[bytes]],
         address: Callable[[str], str],
+        folder: Path,
     ):
         self.flows = tuple(flows)
-        self._folder = tempfile.TemporaryDirectory(prefix="jaxcoll-flows-")
+        self._folder = tempfile.TemporaryDirectory(prefix="flows-", dir=folder)
         self._processes: list[subprocess.Popen[bytes]] = []
         program = [sys.executable, "-I", "-S", traffic.__file__]
         try:

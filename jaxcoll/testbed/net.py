@@ -6,6 +6,7 @@ import ipaddress
 import os
 import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
@@ -81,6 +82,11 @@ class Testbed:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def folder(self) -> Path:
+        """For what runs here to write to; removed with the testbed, also after a kill."""
+        return self._claim.folder
 
     def namespace(self, node: str) -> str:
         """The name of a node's network namespace, for `ip netns exec`."""
@@ -160,7 +166,7 @@ class Testbed:
 
     def start_flows(self, flows: Sequence[Flow]) -> Running:
         """Start background flows; returns when data of each has arrived. They end with `stop()` or the testbed."""
-        running = Running(flows, self.spawn, self.layout.station)
+        running = Running(flows, self.spawn, self.layout.station, self.folder)
         self._flows.append(running)
         return running
 

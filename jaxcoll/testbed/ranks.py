@@ -40,6 +40,7 @@ class HostRanks(Ranks):
         port: int = COORDINATOR_PORT,
     ):
         self._bed = bed
+        self._scratch = bed.folder
         self.hosts = tuple(bed.layout.hosts if hosts is None else hosts)
         for host in self.hosts:
             if host not in bed.layout.hosts:

@@ -1,8 +1,8 @@
 """What a testbed leaves behind if it is killed, and how that is found and removed.
 
 A testbed that is made directly (as root) has a file here, locked for as long as its process lives: the kernel lets the
-lock go however the process ends. A file that can be locked belongs to the dead; its namespaces are removed. In a user
-namespace none of this would be needed, since the kernel removes it with its last process.
+lock go however the process ends. A file that can be locked belongs to the dead; its namespaces and its folder of logs
+are removed. In a user namespace none of this would be needed, since the kernel removes it with its last process.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import signal
 import time
 from collections.abc import Generator, Sequence
@@ -42,13 +43,14 @@ def _exclusive() -> Generator[None, None, None]:
 
 
 class Claim:
-    """A run id that is ours until `release`, or the end of this process."""
+    """A run id that is ours until `release`, or the end of this process; `folder`: for what its programs write."""
 
     def __init__(self, run: str, nodes: Sequence[str]):
         if not _RUN.fullmatch(run):
             raise UsageError(f"{run!r} can't be a testbed's name: write 1 to 16 small letters and digits.")
         self.run = run
         self._path = FOLDER / f"{run}.json"
+        self.folder = _scratch(self._path)
         with _exclusive():
             _clean()
             try:
@@ -62,12 +64,24 @@ class Claim:
             self._file = os.fdopen(fd, "w")
             json.dump({"pid": os.getpid(), "namespaces": [namespace(run, node) for node in nodes]}, self._file)
             self._file.flush()
+            self.folder.mkdir(mode=0o700, exist_ok=True)
 
     def release(self) -> None:
         """Give the run id back; its namespaces must be gone."""
         with _exclusive():
-            self._path.unlink(missing_ok=True)
+            _forget(self._path)
         self._file.close()
+
+
+def _scratch(path: Path) -> Path:
+    # The folder that belongs to a claim's file.
+    return path.with_suffix(".logs")
+
+
+def _forget(path: Path) -> None:
+    # The file goes last: as long as it is there, somebody will remove the folder.
+    shutil.rmtree(_scratch(path), ignore_errors=True)
+    path.unlink(missing_ok=True)
 
 
 def _read(path: Path) -> tuple[int, list[str]]:
@@ -102,7 +116,7 @@ def _clean(kill: Sequence[str] = ()) -> list[str]:
                     os.kill(pid, signal.SIGKILL)
                 fcntl.flock(file, fcntl.LOCK_EX)
             removed += remove(names)
-            path.unlink()
+            _forget(path)
     # Named like ours, with nothing to tell whose they are: somebody has removed the file.
     mine = tuple(f"{PREFIX}{run}-" for run in living)
     removed += remove(
