@@ -139,7 +139,8 @@ def incoming(schedule: Schedule) -> list[int]:
 
 
 def victims(plan: Plan, hosts: int) -> list[int]:
-    """The host to congest in each placement, drawn with the plan's seed among those that receive most."""
+    """The host to congest in each placement, drawn with the plan's seed among those that receive most; where they are
+    fewer than the placements, they take turns."""
     if plan.victim is not None:
         return [plan.victim] * plan.placements
     generator = random.Random(plan.seed)
@@ -148,8 +149,9 @@ def victims(plan: Plan, hosts: int) -> list[int]:
         counts = incoming(build(plan.schedule, Kind.ALL_REDUCE, hosts * plan.ranks_per_host))
         for rank, count in enumerate(counts):
             by_host[rank // plan.ranks_per_host] += count
-    order = sorted(range(hosts), key=lambda host: (-by_host[host], generator.random()))
-    return [order[i % hosts] for i in range(plan.placements)]
+    order = [host for host in range(hosts) if by_host[host] == max(by_host)]
+    generator.shuffle(order)
+    return [order[i % len(order)] for i in range(plan.placements)]
 
 
 def outsiders_needed(topology: str, count: int) -> int:

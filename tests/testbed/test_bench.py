@@ -39,11 +39,12 @@ PLAN = Plan(
 )
 
 
-def test_victims_are_inner_nodes():
-    counts = incoming(build("dual_tree", Kind.ALL_REDUCE, 8))
+@pytest.mark.parametrize(("hosts", "different"), [(4, 2), (8, 3)])
+def test_victims_are_inner_nodes(hosts: int, different: int):
+    counts = incoming(build("dual_tree", Kind.ALL_REDUCE, hosts))
     for seed in range(5):
-        found = victims(dataclasses.replace(PLAN, seed=seed), 8)
-        assert len(set(found)) == 3
+        found = victims(dataclasses.replace(PLAN, seed=seed), hosts)
+        assert len(set(found)) == different, "four hosts have two inner nodes, which take turns"
         assert all(counts[host] == max(counts) for host in found)
     assert min(counts) < max(counts)
     drawn = {tuple(victims(dataclasses.replace(PLAN, seed=seed), 8)) for seed in range(20)}
