@@ -133,7 +133,7 @@ def plan(ctx: Any, row: Row, params: dict[str, Any], options: Options) -> Messag
 
 def refuse_groups_with_check_vma(name: str) -> None:
     """JAX types a reduction over groups as equal on all ranks, which it isn't, or refuses without a word."""
-    if name in ("psum", "psum_invariant", "pmax", "pmin") and compat.check_vma():
+    if name in ("psum", "psum_invariant", "pmean", "pmax", "pmin") and compat.check_vma():
         raise UsageError(
             f"{name} with axis_index_groups gives every group its own result, which jax.shard_map with check_vma=True "
             "would take for one result common to all. Pass check_vma=False to jax.shard_map, or make the groups an "

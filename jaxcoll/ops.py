@@ -143,7 +143,7 @@ def pmean(
 
     Where groups differ in size it divides by that of the rank's own one, and `jax.lax.pmean` by that of the first.
     """
-    _check_groups("psum", axis_index_groups)
+    _check_groups("pmean", axis_index_groups)
     axes = _axes(axis_name, "pmean")
     options = Options.checked(schedule, deterministic)
     total = _sum(x, axes, axis_index_groups, options)

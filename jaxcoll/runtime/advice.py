@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxcoll import config
 from jaxcoll.errors import UsageError
-from jaxcoll.runtime import choice, gpu
+from jaxcoll.runtime import choice, gpu, sets
 from jaxcoll.schedule import Kind
 
 OPERATIONS = {
@@ -38,6 +38,9 @@ def explain(operation: str, nbytes: int | str, devices: Sequence[Any] | None = N
     size = config.parse_size(nbytes) if isinstance(nbytes, str) else int(nbytes)
     world = runtime.get_sets().world
     ids = [d for p in world.job.devices for d in p] if devices is None else [int(getattr(d, "id", d)) for d in devices]
+    known = {d for p in world.job.devices for d in p}
+    if not ids or not known.issuperset(ids) or len(set(ids)) < len(ids):
+        raise UsageError(f"devices={ids}: name different devices of this job; their ids are {sorted(known)}")
     size_class = choice.size_class(size)
     low = choice.class_top(size_class - 1) + 1 if size_class else 0
     root, hosts = 0 if kind.rooted else None, world.hosts_of(ids)
@@ -56,8 +59,7 @@ def explain(operation: str, nbytes: int | str, devices: Sequence[Any] | None = N
         mark = "->" if row is chosen else "  "
         says = f"  not usable: {row.reason}" if row.seconds is None else f"{row.seconds * 1e6:>12.1f} us"
         lines.append(f"{mark} {row.name:<20}{says}")
-    setting = config.current().schedule
-    forced = setting.get(kind.label) or setting.get(config.EVERY_KIND)
+    forced = sets.forced(kind)
     if gpu.present():
         lines += _on_gpus(world.settings, hosts, forced or chosen.name)
     lines.append(

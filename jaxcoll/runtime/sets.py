@@ -100,6 +100,30 @@ class Sets:
         return SetInfo(want, key, group, schedules, programs, chosen, rows)
 
 
+def forced(kind: Kind) -> str | None:
+    """What JAXCOLL_SCHEDULE asks for a collective of this kind: the name of a builder, or a file; None for nothing.
+
+    A builder that is named for every kind counts where it can. Raises UsageError where one is named for this kind that
+    can't do it.
+    """
+    setting = config.current().schedule
+    name = setting.get(kind.label) or setting.get(config.EVERY_KIND)
+    if name is None or name not in builders() or name in builders(kind):
+        return name
+    if kind.label in setting:
+        known = ", ".join(sorted(builders(kind)))
+        raise UsageError(f"JAXCOLL_SCHEDULE: {name} can't do {kind.label}; for it there are {known}")
+    return None
+
+
+def _only_here(want: Want) -> str:
+    # The cure, where a file was named for every kind.
+    setting = config.current().schedule
+    if setting.get(config.EVERY_KIND) != want.schedule or want.kind.label in setting:
+        return ""
+    return "; to use it for its own kind alone, write JAXCOLL_SCHEDULE=kind=file"
+
+
 def override(want: Want, nranks: int, hosts: tuple[int, ...] = ()) -> Schedule:
     """The schedule that `schedule=` or JAXCOLL_SCHEDULE names: a builder, or a file (.json, .jxc, .xml)."""
     assert want.schedule is not None
@@ -112,8 +136,16 @@ def override(want: Want, nranks: int, hosts: tuple[int, ...] = ()) -> Schedule:
         if schedule.kind is not want.kind or schedule.nranks != nranks:
             raise ScheduleError(
                 f"{name} holds a schedule for {schedule.kind.label} over {schedule.nranks} ranks; this call is "
-                f"{want.kind.label} over {nranks}"
+                f"{want.kind.label} over {nranks}{_only_here(want)}"
             )
+        if schedule.collective.root != want.root:
+            raise ScheduleError(
+                f"{name} holds a schedule with root {schedule.collective.root}; this call's is {want.root}. A schedule "
+                f"file is for one root: make it with root={want.root}"
+            )
+        moves = sorted({(c.src, c.dst) for c in schedule.chunks})
+        if want.perm is not None and moves != sorted(want.perm):
+            raise ScheduleError(f"{name} holds a schedule for the pairs {moves}; this call's are {sorted(want.perm)}")
         return schedule
     known = ", ".join(sorted(builders(want.kind)))
     raise ScheduleError(
@@ -126,12 +158,5 @@ def wanted(kind: Kind, nbytes: int, reduce: str, root: int | None, perm: Sequenc
     """Combines a call with the settings."""
     if schedule is not None and not isinstance(schedule, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise UsageError(f"schedule= takes a schedule's name or the path of a file, not {schedule!r}")
-    setting = config.current().schedule
-    name = schedule or setting.get(kind.label) or setting.get(config.EVERY_KIND)
-    if schedule is None and name is not None and name in builders() and name not in builders(kind):
-        if kind.label in setting:
-            known = ", ".join(sorted(builders(kind)))
-            raise UsageError(f"JAXCOLL_SCHEDULE: {name} can't do {kind.label}; for it there are {known}")
-        name = None  # a name for every kind counts where it can
     pairs = tuple(perm) if perm is not None else None
-    return Want(kind, choice.size_class(nbytes), reduce, root, pairs, name, deterministic)
+    return Want(kind, choice.size_class(nbytes), reduce, root, pairs, schedule or forced(kind), deterministic)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,7 +12,9 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import jaxcoll
+from jaxcoll import config
 from jaxcoll.errors import ScheduleError, UsageError
+from jaxcoll.schedule import Kind, build, save_file
 
 from . import cases, helpers
 
@@ -29,7 +32,7 @@ BAD: list[tuple[str, Any, type[Exception], str]] = [
     ("deterministic", lambda t: jaxcoll.psum(t, "a", deterministic=1), UsageError, r"must be True or False"),
     ("groups and vma", lambda t: jaxcoll.psum(t, "a", axis_index_groups=[[0, 1], [2, 3]]), UsageError, "check_vma=Fal"),
     ("pmax, groups", lambda t: jaxcoll.pmax(t, "a", axis_index_groups=[[0, 1], [2, 3]]), UsageError, "check_vma=Fal"),
-    ("pmean, groups", lambda t: jaxcoll.pmean(t, "a", axis_index_groups=[[0, 1], [2, 3]]), UsageError, "check_vma=Fal"),
+    ("pmean, groups", lambda t: jaxcoll.pmean(t, "a", axis_index_groups=[[0, 1], [2, 3]]), UsageError, "pmean.*_vma=F"),
     ("perm type", lambda t: jaxcoll.ppermute(t, "a", {0: 1}), TypeError, r"must be a list or a tuple"),
     ("perm twice", lambda t: jaxcoll.ppermute(t, "a", [(0, 1), (0, 2)]), UsageError, r"must be unique, got"),
     ("perm range", lambda t: jaxcoll.ppermute(t, "a", [(0, 4)]), UsageError, r"destination of `perm` 4 .* 0\.\.3"),
@@ -108,6 +111,35 @@ def test_unknown_schedule_lists_the_known() -> None:
 def test_schedule_of_another_collective() -> None:
     with pytest.raises(ScheduleError, match="permute"):
         run(lambda t: jaxcoll.psum(t, "a", schedule="permute"))
+
+
+def test_a_file_made_for_another_root_or_permutation_is_refused(tmp_path: Path) -> None:
+    broadcast, permute = str(tmp_path / "broadcast.json"), str(tmp_path / "permute.json")
+    save_file(build("binomial", Kind.BROADCAST, 4, root=2), broadcast)
+    save_file(build("permute", Kind.PERMUTE, 4, perm=[(0, 1), (1, 0)]), permute)
+    with pytest.raises(ScheduleError, match="a schedule with root 2; this call's is 1.*root=1"):
+        run(lambda t: jaxcoll.pbroadcast(t, "a", 1, schedule=broadcast))
+    run(lambda t: jaxcoll.pbroadcast(t, "a", 2, schedule=broadcast))
+    with pytest.raises(ScheduleError, match=r"for the pairs \[\(0, 1\), \(1, 0\)\]; this call's are \[\(2, 3\)\]"):
+        run(lambda t: jaxcoll.ppermute(t, "a", [(2, 3)], schedule=permute))
+    run(lambda t: jaxcoll.ppermute(t, "a", [(1, 0), (0, 1)], schedule=permute))
+
+
+def test_a_file_for_every_kind_says_how_to_use_it_for_its_own(tmp_path: Path) -> None:
+    file = str(tmp_path / "ring.json")
+    save_file(build("ring", Kind.ALL_REDUCE, 4), file)
+    with config.override(schedule=file):
+        run(lambda t: jaxcoll.psum(t, "a"))
+        with pytest.raises(ScheduleError, match="holds a schedule for all_reduce.*JAXCOLL_SCHEDULE=kind=file"):
+            run(lambda t: jaxcoll.all_gather(t, "a"))
+
+
+def test_explain_counts_a_name_for_every_kind_where_it_can() -> None:
+    with config.override(schedule="dual_tree"):
+        assert "JAXCOLL_SCHEDULE asks for dual_tree" in jaxcoll.explain("psum", "4M")
+        assert "asks for" not in jaxcoll.explain("all_to_all", "4M")
+    with pytest.raises(UsageError, match=r"devices=\[99\]: name different devices of this job"):
+        jaxcoll.explain("psum", "4M", devices=[99])
 
 
 def test_gradient_of_a_call_with_a_schedule() -> None:
