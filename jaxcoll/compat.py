@@ -7,6 +7,7 @@ lowered from then on carry a `ModuleSites` instead of two plain dictionaries (se
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import functools
@@ -213,7 +214,7 @@ _install_module_sites()
 def module_sites(ctx: Any) -> ModuleSites:
     cache = ctx.module_context.lowering_cache
     if not isinstance(cache, _SiteAwareCache):
-        raise RuntimeError("this module began to be lowered before jaxcoll was imported: import jaxcoll first")
+        raise RuntimeError("this module began to be lowered before jaxcoll.ops was imported: import it first")
     return cache.sites
 
 
@@ -312,3 +313,10 @@ def distributed_client() -> tuple[Any | None, str | None]:
 
     state = distributed.global_state
     return state.client, state.coordinator_address
+
+
+def wait_for_arrays() -> None:
+    """Returns when every array that somebody holds is there, or its computation has failed."""
+    for array in jax.live_arrays():
+        with contextlib.suppress(Exception):  # deleted, or donated meanwhile; or the computation's own error
+            array.block_until_ready()

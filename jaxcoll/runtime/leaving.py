@@ -37,21 +37,31 @@ def agree(world: World) -> None:
     if store is None:
         return
     limit = min(world.settings.timeout, _LONGEST_S)
-    store.set_bytes(f"leaving/{me}", b"1")
-    if me == 0:
-        together = _all_come(world, store, limit)
-        store.set_bytes("leaving/verdict", b"together" if together else b"apart")
-        if not together:
-            _until(lambda: THERE not in world.others().values(), limit)
-            time.sleep(_AFTER_S)
-    else:
-        verdict: list[bytes] = []
-        _until(lambda: _heard(world, store, verdict), limit + _AFTER_S)
-        others = world.others()
-        in_order = others[0] == LEFT and LOST not in others.values()  # process 0 has seen no failure
-        together = in_order if not verdict else verdict[0] == b"together"
+    together = False
+    with contextlib.suppress(Exception):  # the store is gone with process 0
+        store.set_bytes(f"leaving/{me}", b"1")
+        together = _lead(world, store, limit) if me == 0 else _follow(world, store, limit)
     if not together:
         compat.abandon_distributed()
+
+
+def _lead(world: World, store: jobs.Store, limit: float) -> bool:
+    """Process 0's part. Whether all end together."""
+    together = _all_come(world, store, limit)
+    store.set_bytes("leaving/verdict", b"together" if together else b"apart")
+    if not together:
+        _until(lambda: THERE not in world.others().values(), limit)
+        time.sleep(_AFTER_S)
+    return together
+
+
+def _follow(world: World, store: jobs.Store, limit: float) -> bool:
+    """The others' part."""
+    verdict: list[bytes] = []
+    _until(lambda: _heard(world, store, verdict), limit + _AFTER_S)
+    others = world.others()
+    in_order = others[0] == LEFT and LOST not in others.values()  # process 0 has seen no failure
+    return in_order if not verdict else verdict[0] == b"together"
 
 
 def _all_come(world: World, store: jobs.Store, limit: float) -> bool:

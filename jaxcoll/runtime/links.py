@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hmac
+import ipaddress
 import secrets
 import socket
 import struct
@@ -23,6 +24,7 @@ MAGIC = b"JAXCOLL1"
 _HELLO = struct.Struct("<8sII16s")  # magic, process, connection, nonce
 _MAC = 32
 _HANDSHAKE_S = 10.0
+_GREETERS = 64  # handshakes at a time
 _ACCEPT_AGAIN_S = 0.05
 _SIOCGIFADDR = 0x8915
 
@@ -51,6 +53,11 @@ def choose_interface(pattern: str, names: Sequence[str], setting: str = "JAXCOLL
     raise UsageError(f"{setting}={pattern!r} admits no interface with an IPv4 address; there are: {', '.join(names)}")
 
 
+def is_loopback(address: str) -> bool:
+    """Whether an IPv4 address leads back to the host that uses it."""
+    return ipaddress.ip_address(address).is_loopback
+
+
 def local_address(pattern: str, toward: str | None, setting: str = "JAXCOLL_SOCKET_IFNAME") -> str:
     """The address for peers: of the interface asked for, else the one on the route to `toward` (host:port)."""
     if pattern:
@@ -68,9 +75,10 @@ def local_address(pattern: str, toward: str | None, setting: str = "JAXCOLL_SOCK
             ) from error
 
 
-def _read(s: socket.socket, n: int) -> bytes:
+def _read(s: socket.socket, n: int, deadline: float) -> bytes:
     data = b""
     while len(data) < n:
+        s.settimeout(max(0.001, deadline - time.monotonic()))  # in all: who sends byte by byte gains no time by it
         part = s.recv(n - len(data))
         if not part:
             raise ConnectionError("closed during the handshake")
@@ -93,6 +101,7 @@ class Listener:
         self.refused = 0
         self._closed = False
         self._cv = threading.Condition()
+        self._greeters = threading.Semaphore(_GREETERS)
         self._thread = threading.Thread(target=self._accept, name="jaxcoll-listen", daemon=True)
         self._thread.start()
 
@@ -103,20 +112,33 @@ class Listener:
             except OSError:
                 time.sleep(_ACCEPT_AGAIN_S)  # closed; or out of file descriptors for the moment, or the other has gone
                 continue
-            # One slow stranger must not hold up the others.
-            threading.Thread(target=self._greet, args=(s,), daemon=True).start()
+            # One slow stranger must not hold up the others, nor many of them take all threads.
+            if not self._greeters.acquire(timeout=_HANDSHAKE_S):
+                s.close()
+                continue
+            try:
+                threading.Thread(target=self._greet, args=(s,), daemon=True).start()
+            except RuntimeError:  # no more threads for the moment; who connects tries again
+                self._greeters.release()
+                s.close()
 
     def _greet(self, s: socket.socket) -> None:
         try:
-            s.settimeout(_HANDSHAKE_S)
-            hello = _read(s, _HELLO.size)
+            self._meet(s)
+        finally:
+            self._greeters.release()
+
+    def _meet(self, s: socket.socket) -> None:
+        try:
+            deadline = time.monotonic() + _HANDSHAKE_S
+            hello = _read(s, _HELLO.size, deadline)
             magic, process, connection, _ = _HELLO.unpack(hello)
             if magic != MAGIC:
                 raise ConnectionError("not a jaxcoll peer")
             mine = secrets.token_bytes(16)
             who = struct.pack("<I", self._me)
             s.sendall(mine + _mac(self._secret, b"accept", hello, mine, who))
-            if not hmac.compare_digest(_read(s, _MAC), _mac(self._secret, b"connect", hello, mine, who)):
+            if not hmac.compare_digest(_read(s, _MAC, deadline), _mac(self._secret, b"connect", hello, mine, who)):
                 raise ConnectionError("wrong secret")
         except (OSError, ConnectionError):
             with self._cv:
@@ -163,7 +185,8 @@ def connect(
             s.connect((address, port))
             hello = _HELLO.pack(MAGIC, me, connection, secrets.token_bytes(16))
             s.sendall(hello)
-            nonce, proof = _read(s, 16), _read(s, _MAC)
+            limit = time.monotonic() + _HANDSHAKE_S
+            nonce, proof = _read(s, 16, limit), _read(s, _MAC, limit)
             who = struct.pack("<I", peer)
             if not hmac.compare_digest(proof, _mac(secret, b"accept", hello, nonce, who)):
                 raise CollectiveError(f"{address}:{port} is not process {peer} of this job: it doesn't know the secret")

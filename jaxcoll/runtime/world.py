@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import dataclasses
 import json
 import logging
@@ -10,12 +11,14 @@ import os
 import secrets
 import socket
 import statistics
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from jaxcoll import config
+from jaxcoll import compat, config
 from jaxcoll.errors import CollectiveError, UsageError
 from jaxcoll.runtime import job as jobs
 from jaxcoll.runtime import leaving, links, probe
@@ -29,6 +32,8 @@ _NS = 1_000_000_000
 _EARLY_LEAST = 256 << 20
 _EARLY_OPERATIONS = 1024  # XLA has 32 launches of a program under way: this is 32 independent collectives in each
 _EARLY_MESSAGE = (16 << 10) + 256  # bytes: the largest that is sent unasked, and what is kept with it
+_IDLE_LOOKS, _LOOK_S = 15, 0.01  # at the end: it is over after so many looks at neither an operation nor any work
+_COMPUTES_S = 10.0  # a program computes for so long between two operations; what works on is something else
 _HAND_OVER_S = 30.0  # at the end: long enough for a late peer, short enough where one is stuck for good
 
 
@@ -42,8 +47,8 @@ class Peer:
     address: str
     port: int
     devices: list[int]
-    transport: str
-    tuner: str
+    alike: dict[str, str]
+    """The settings that all processes must have alike, by variable."""
 
 
 def early_bytes(local: int, ranks: int) -> int:
@@ -52,6 +57,12 @@ def early_bytes(local: int, ranks: int) -> int:
     Enough for `_EARLY_OPERATIONS` operations to which every remote rank has sent one message for every rank here.
     """
     return max(_EARLY_LEAST, _EARLY_OPERATIONS * local * (ranks - local) * _EARLY_MESSAGE)
+
+
+def must_be_alike(settings: config.Config) -> dict[str, str]:
+    """The settings, by variable, that mean nothing where processes have them differently."""
+    names = ("transport", "tuner", "tcp_connections", "gpu_layout", "gpu_inside")
+    return {row.env: row.show(getattr(settings, row.name)) for row in config.settings() if row.name in names}
 
 
 class World:
@@ -129,7 +140,7 @@ class World:
         try:
             mine = Peer(
                 __version__, jobs.host_id(self.settings.host_id), os.getpid(), address, listener.port,
-                list(job.devices[job.me]), self.settings.transport, self.settings.tuner,
+                list(job.devices[job.me]), must_be_alike(self.settings),
             )  # fmt: skip
             jobs.publish(store, "peer", job.me, dataclasses.asdict(mine))
             self.peers = [Peer(**row) for row in jobs.collect(store, "peer", job.processes, timeout)]
@@ -192,14 +203,18 @@ class World:
                     f"process {p} runs jaxcoll {peer.version}, process {self.job.me} runs {mine.version}; "
                     "install one version everywhere"
                 )
-            if peer.transport != mine.transport:
+            for variable, value in mine.alike.items():
+                if peer.alike[variable] != value:
+                    raise UsageError(
+                        f"{variable} is {peer.alike[variable]!r} in process {p} and {value!r} in {self.job.me}; "
+                        "set it alike"
+                    )
+            near, far = (links.is_loopback(address) for address in (mine.address, peer.address))
+            if near != far and peer.host != mine.host:
+                who, address = (p, peer.address) if far else (self.job.me, mine.address)
                 raise UsageError(
-                    f"JAXCOLL_TRANSPORT is {peer.transport!r} in process {p} and {mine.transport!r} in {self.job.me}; "
-                    "set it alike"
-                )
-            if peer.tuner != mine.tuner:
-                raise UsageError(
-                    f"JAXCOLL_TUNER is {peer.tuner!r} in process {p} and {mine.tuner!r} in {self.job.me}; set it alike"
+                    f"process {who} would be reached at {address}, which leads only to its own host (the coordinator's "
+                    "name means that there; see /etc/hosts): name the network's interface in JAXCOLL_SOCKET_IFNAME"
                 )
 
     def _join_shm(self, store: jobs.Store, timeout: float) -> None:
@@ -284,6 +299,26 @@ class World:
         """`call` runs before this process leaves, while the library still works."""
         self._stops.append(call)
 
+    def finish(self) -> None:
+        """Waits until what the program has started is done: the others count on this process's part in it.
+
+        An operation ends at its deadline at the latest. Of a program whose results nobody holds any more nothing tells
+        that it still runs, but the operations that it has open, and between two of them that this process computes.
+        """
+        if not self._started or self.job.processes == 1 or self.failed():
+            return
+        compat.wait_for_arrays()
+        worked, idle, give_up = time.process_time(), 0, time.monotonic() + _COMPUTES_S
+        while idle < _IDLE_LOOKS and time.monotonic() < give_up and not self.failed():
+            time.sleep(_LOOK_S)
+            before, worked = worked, time.process_time()
+            if self.native.lib.jc_world_open_operations(self.handle) > 0:
+                idle, give_up = 0, time.monotonic() + _COMPUTES_S
+            elif worked - before > _LOOK_S / 4 or _other_runs():
+                idle = 0
+            else:
+                idle += 1
+
     def stop(self) -> None:
         """Leaves: peers get what they were sent and are told, open operations fail."""
         for call in self._stops:
@@ -310,6 +345,16 @@ class World:
         self.native.lib.jc_world_stop(self.handle)
         self.native.lib.jc_world_free(self.handle)
         self.handle = self.native.ffi.NULL
+
+
+def _other_runs() -> bool:
+    """Whether another thread of this process runs, or would if it had a core."""
+    me = str(threading.get_native_id())
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError):
+            if thread != me and Path(f"/proc/self/task/{thread}/stat").read_text().rpartition(")")[2].split()[0] == "R":
+                return True
+    return False
 
 
 def keeps_memory(setting: str, local_devices: int, environ: Mapping[str, str]) -> bool:
@@ -360,8 +405,13 @@ def _leave() -> None:
     if _world is None or os.getpid() != _world.pid:  # a forked child has our sockets, and is no member of the job
         return
     try:
-        if _world.failed():
-            leaving.agree(_world)
-        _world.stop()
+        try:
+            # After an exception there may be nobody to meet: whoever waits for this process is told at once.
+            if not hasattr(sys, "last_value"):
+                _world.finish()
+            if _world.failed():
+                leaving.agree(_world)
+        finally:
+            _world.stop()
     except Exception:
         log.exception("jaxcoll didn't end in order")

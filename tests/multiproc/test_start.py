@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from jaxcoll import config
+from jaxcoll.errors import UsageError
 from jaxcoll.runtime import job, world
 
 _START = """
@@ -82,6 +83,25 @@ def test_a_late_process_keeps_what_24_collectives_in_30_launches_send_it(local: 
 
 
 @pytest.mark.parametrize(
+    ("alike", "address", "words"),
+    [
+        ({"tcp_connections": 8}, "10.0.0.2", "JAXCOLL_TCP_CONNECTIONS is '8' in process 1 and '4' in 0; set it alike"),
+        ({"gpu_layout": "groups"}, "10.0.0.2", "JAXCOLL_GPU_LAYOUT is 'groups' in process 1"),
+        ({}, "127.0.0.1", "process 1 would be reached at 127.0.0.1, which leads only to its own host.*SOCKET_IFNAME"),
+    ],
+)
+def test_what_must_be_alike_is_compared_before_anybody_waits(alike: dict[str, object], address: str, words: str):
+    joined = world.World.__new__(world.World)
+    joined.job = job.Job(2, 0, ((0,), (1,)), None, None)
+    mine = world.Peer("1", "one", 0, "10.0.0.1", 0, [0], world.must_be_alike(config.Config()))
+    joined.peers = [mine, world.Peer("1", "two", 0, address, 0, [1], world.must_be_alike(config.Config(**alike)))]
+    with pytest.raises(UsageError, match=words):
+        joined._check_peers(mine)  # pyright: ignore[reportPrivateUsage]
+    joined.peers[1:] = [world.Peer("1", "two", 0, "10.0.0.2", 0, [1], mine.alike)]
+    joined._check_peers(mine)  # pyright: ignore[reportPrivateUsage]
+
+
+@pytest.mark.parametrize(
     ("transport", "numbers"), [("auto", (0, 0, 0, 1, 0, 2, 2)), ("tcp", (0, 0, 1, 2, 3, 4, 4))], ids=["auto", "tcp"]
 )
 def test_hosts_are_numbered_in_the_order_of_the_processes_without_gaps(transport: str, numbers: tuple[int, ...]):
@@ -90,8 +110,6 @@ def test_hosts_are_numbered_in_the_order_of_the_processes_without_gaps(transport
     joined.job = job.Job(5, 0, devices, None, None)
     joined.settings = config.Config(transport=transport)
     hosts = ("one", "one", "two", "one", "three")
-    joined.peers = [
-        world.Peer("", host, 0, "", 0, list(d), transport, "on") for host, d in zip(hosts, devices, strict=True)
-    ]
+    joined.peers = [world.Peer("", host, 0, "", 0, list(d), {}) for host, d in zip(hosts, devices, strict=True)]
     assert joined.hosts_of(range(7)) == numbers
     assert joined.hosts_of([6, 3]) == numbers[6:2:-3]

@@ -84,6 +84,12 @@ void TcpTransport::Stop() {
   }
   wait_cv_.notify_all();
   if (thread_.joinable()) thread_.join();
+  // The peers read this end behind all that was sent, and know that nothing more comes: the process may live on for long.
+  for (TcpLink* link : links_)
+    for (auto& c : link->conns_) {
+      std::lock_guard<std::mutex> lock(c->write_mu);
+      shutdown(c->fd, SHUT_WR);
+    }
 }
 
 void TcpTransport::SentLater(TcpLink* link, const std::vector<uint64_t>& tokens) {
