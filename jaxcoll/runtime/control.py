@@ -22,7 +22,6 @@ import time
 from collections.abc import Generator, Sequence
 from typing import Any, Protocol
 
-from jaxcoll.errors import JaxcollError
 from jaxcoll.runtime import links
 from jaxcoll.runtime.job import Store
 
@@ -54,17 +53,24 @@ class LeaderEnd(Protocol):
 
 
 class WorkerEnd(Protocol):
-    """A worker's end. `push` may be called by another thread than the other two."""
+    """A worker's end. `push` may be called by another thread than the other two. Both send without ever waiting;
+    False if the message had to be dropped."""
 
-    def send(self, message: Message, payload: bytes = b"") -> None: ...
+    def send(self, message: Message, payload: bytes = b"") -> bool: ...
 
     def push(self, message: Message, payload: bytes = b"") -> bool:
-        """Sends without ever waiting; False if it had to be dropped."""
+        """For records."""
         ...
 
     def receive(self, timeout: float) -> list[tuple[Message, bytes]]: ...
 
     def close(self) -> None: ...
+
+
+def set_id_of(message: Message) -> tuple[int, int]:
+    """The schedule set that a message is about: communicator and key."""
+    comm, key = message["set"]
+    return int(comm), int(key)
 
 
 def pack(message: Message, payload: bytes) -> bytes:
@@ -106,8 +112,8 @@ class Local:
         # Readable while something may lie in `up`: the leader waits for it beside its sockets.
         self.ready = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
-    def send(self, message: Message, payload: bytes = b"") -> None:
-        self.push(message, payload)
+    def send(self, message: Message, payload: bytes = b"") -> bool:
+        return self.push(message, payload)
 
     def push(self, message: Message, payload: bytes = b"") -> bool:
         try:
@@ -235,8 +241,8 @@ class KvWorker:
         self._unread: list[str] = []
         self._lock = threading.Lock()
 
-    def send(self, message: Message, payload: bytes = b"") -> None:
-        self.push(message, payload)
+    def send(self, message: Message, payload: bytes = b"") -> bool:
+        return self.push(message, payload)
 
     def push(self, message: Message, payload: bytes = b"") -> bool:
         with self._lock:
@@ -301,7 +307,11 @@ class ZmqLeader:
         for option, value in (*options, *_beats(zmq), (zmq.LINGER, 0), (zmq.SNDHWM, _HIGH_WATER)):
             self._socket.setsockopt(option, value)
         self._socket.setsockopt(zmq.CURVE_SECRETKEY, server_secret)
-        port = self._socket.bind_to_random_port(f"tcp://{address}")
+        try:
+            port = self._socket.bind_to_random_port(f"tcp://{address}")
+        except BaseException:
+            self.close()
+            raise
         keys = {"server": server_public, "public": client_public, "secret": client_secret}
         found = {"endpoint": f"tcp://{address}:{port}", **{k: v.decode() for k, v in keys.items()}}
         store.set(f"{_KEYS}/endpoint", json.dumps(found))
@@ -362,13 +372,15 @@ class ZmqWorker:
         s.connect(endpoint)
         return s
 
-    def send(self, message: Message, payload: bytes = b"") -> None:
-        with contextlib.suppress(self._zmq.Again):
-            self._socket.send(pack(message, payload), self._zmq.NOBLOCK)
+    def send(self, message: Message, payload: bytes = b"") -> bool:
+        return self._send(self._socket, message, payload)
 
     def push(self, message: Message, payload: bytes = b"") -> bool:
+        return self._send(self._pushes, message, payload)
+
+    def _send(self, s: Any, message: Message, payload: bytes) -> bool:
         try:
-            self._pushes.send(pack(message, payload), self._zmq.NOBLOCK)
+            s.send(pack(message, payload), self._zmq.NOBLOCK)
         except self._zmq.Again:
             return False
         return True
@@ -393,10 +405,6 @@ class ZmqWorker:
 # ---------------------------------------------------------------------------------------------------------- choosing
 
 
-class ControlLost(JaxcollError):
-    """The control channel can't be made; tuning stays off, collectives go on."""
-
-
 def open_channel(
     store: Store | None,
     me: int,
@@ -413,9 +421,10 @@ def open_channel(
     if processes == 1 or store is None:
         local = Local()
         return LocalLeader(local), local, "local"
+    sockets: ZmqLeader | None = None
     if me == 0:
-        carrier = "zmq" if has_zmq() else "store"
-        store.set(f"{_KEYS}/wants-zmq", "1" if carrier == "zmq" else "0")
+        sockets = _sockets(store, links.local_address(interface, coordinator, setting)) if has_zmq() else None
+        store.set(f"{_KEYS}/wants-zmq", "1" if sockets is not None else "0")
     leads = store.get(f"{_KEYS}/wants-zmq", timeout) == "1"
     # One process without pyzmq is enough: then all use the store.
     store.set(f"{_KEYS}/zmq/{me}", "1" if leads and has_zmq() else "0")
@@ -424,12 +433,17 @@ def open_channel(
         worker = ZmqWorker(store, me, timeout) if carrier == "zmq" else KvWorker(store, me)
         return None, worker, carrier
     local = Local()
+    if carrier == "zmq" and sockets is not None:
+        return JoinedLeader(local, sockets), local, carrier
+    if sockets is not None:
+        sockets.close()
+    return JoinedLeader(local, KvLeader(store, processes)), local, carrier
+
+
+def _sockets(store: Store, address: str) -> ZmqLeader | None:
+    """None where no socket can be opened there: the store will do."""
     try:
-        remote: LeaderEnd = (
-            ZmqLeader(store, links.local_address(interface, coordinator, setting))
-            if carrier == "zmq"
-            else KvLeader(store, processes)
-        )
-    except OSError as error:
-        raise ControlLost(f"the control channel can't be opened: {error}") from error
-    return JoinedLeader(local, remote), local, carrier
+        return ZmqLeader(store, address)
+    except Exception as error:  # pyzmq's own errors are no OSError
+        log.warning("the tuner's control channel can't be opened on %s (%s): JAX's store carries it", address, error)
+        return None

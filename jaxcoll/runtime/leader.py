@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from jaxcoll.runtime.control import AWAY_S, LeaderEnd, Message
+from jaxcoll.runtime.control import AWAY_S, LeaderEnd, Message, set_id_of
 from jaxcoll.runtime.job import Job, Store
 from jaxcoll.runtime.swap import CANCEL, COMMIT, Place, points_behind, settle, verdict_key
 from jaxcoll.steering import wire
@@ -233,12 +233,12 @@ class Leader:
             self._here.add(who)
             self._channel.send(who, {"do": "stride", "stride": self._stride})
         elif message["do"] == "records":
-            if not self.brain.offer("records", _set_id(message), int(message["dropped"]), payload):
+            if not self.brain.offer("records", set_id_of(message), int(message["dropped"]), payload):
                 self.lost += 1
         elif message["do"] == "set":
             processes = [self._process_of[d] for d in message["devices"]]
             hosts = [self._hosts[p] for p in processes]
-            self.brain.tell("set", _set_id(message), message, sorted(set(processes)), hosts)
+            self.brain.tell("set", set_id_of(message), message, sorted(set(processes)), hosts)
         # All else is the answer to a question that is no longer asked.
 
     # ------------------------------------------------------------------------------------------------- committing
@@ -327,11 +327,6 @@ class Leader:
             if self._stopping.is_set():
                 break
         return answers
-
-
-def _set_id(message: Message) -> tuple[int, int]:
-    comm, key = message["set"]
-    return int(comm), int(key)
 
 
 def _refusal(processes: Sequence[int], answers: Answers) -> str:

@@ -36,6 +36,8 @@ class Loop:
         self.started = time.time()
         if not settings.record:
             raise UsageError("the tuner needs records: unset JAXCOLL_RECORD")
+        if job.me == 0:
+            RunLog(settings.run_log).close()  # a path that can't be written is refused here, not in the brain
         store = job.store or MemoryStore()
         interface = settings.control_ifname or settings.socket_ifname
         setting = "JAXCOLL_CONTROL_IFNAME" if settings.control_ifname else "JAXCOLL_SOCKET_IFNAME"
@@ -45,7 +47,6 @@ class Loop:
         self.leader: Leader | None = None
         if leads is not None:
             hosts = world.hosts_of([devices[0] for devices in job.devices])
-            RunLog(settings.run_log).close()  # a path that can't be written is refused here, not in the brain
             given = {"policy": name, "params": params, "run_log": settings.run_log, "log": settings.log}
             self.leader = Leader(job, store, leads, hosts, given)
             self.leader.start()

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from jaxcoll.runtime import choice
-from jaxcoll.runtime.control import Message, WorkerEnd
+from jaxcoll.runtime.control import Message, WorkerEnd, set_id_of
 from jaxcoll.runtime.drain import Drain
 from jaxcoll.runtime.job import Store
 from jaxcoll.runtime.native import NativeError
@@ -150,8 +150,9 @@ class Worker:
         if len(self._sets.all()) == len(self._announced):
             return
         for set_id, info in self.swaps.known().items():
-            if set_id not in self._announced:
-                self._channel.send({"do": "set", "set": list(set_id), **describe(info)})
+            if set_id in self._announced:
+                continue
+            if self._channel.send({"do": "set", "set": list(set_id), **describe(info)}):
                 self._announced.add(set_id)
 
     # ------------------------------------------------------------------------------------------------ the leader's word
@@ -183,7 +184,7 @@ class Worker:
         return {"do": "loaded", "error": None}
 
     def _stage(self, message: Message, table: bytes) -> Message:
-        set_id = _set_id(message)
+        set_id = set_id_of(message)
         error = None
         if not self.swaps.has(message["program"]):
             return {"do": "staged", "error": "unknown program", "unknown": True, "places": []}
@@ -196,7 +197,7 @@ class Worker:
     def _promise(self, message: Message) -> Message:
         try:
             points = [(int(s), int(launch), int(i)) for s, launch, i in message["points"]]
-            self.swaps.promise(message["attempt"], _set_id(message), message["version"], points)
+            self.swaps.promise(message["attempt"], set_id_of(message), message["version"], points)
         except NativeError as refused:
             return {"do": "promised", "error": str(refused)}
         return {"do": "promised", "error": None}
@@ -240,11 +241,6 @@ class Worker:
                 here = set_id[0], site
                 found[here] = set_id if found.get(here, set_id) == set_id else None
         self._homes = found
-
-
-def _set_id(message: Message) -> SetId:
-    comm, key = message["set"]
-    return int(comm), int(key)
 
 
 def local_counts(worker: Worker) -> dict[str, Any]:

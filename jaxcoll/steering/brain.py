@@ -8,10 +8,13 @@ In: ("start", settings), ("set", set id, announcement, processes, hosts), ("reco
 from __future__ import annotations
 
 import collections
+import contextlib
 import logging
 import os
+import queue
 import signal
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
@@ -210,16 +213,41 @@ class Brain:
                 log.info("%s: %s", tuned.key, line)
 
 
+class Outbox:
+    """Sends on a thread of its own: who reads on, whatever the other side does, can't come to a deadlock with it."""
+
+    def __init__(self, connection: Connection):
+        self._connection = connection
+        self._messages: queue.SimpleQueue[Sequence[Any]] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="jaxcoll-outbox", daemon=True).start()
+
+    @property
+    def empty(self) -> bool:
+        """Whether all but the message under way has gone."""
+        return self._messages.empty()
+
+    def put(self, message: Sequence[Any]) -> None:
+        """Sends the message, in order, some time."""
+        self._messages.put(message)
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError):  # the leader has hung up, which is noticed where it is read
+            while True:
+                self._connection.send_bytes(wire.pack(self._messages.get()))
+
+
 def serve(connection: Connection) -> None:
-    """Until the leader hangs up."""
+    """Until the leader hangs up, or dies: what it has forked may hold the connection open."""
+    leader = os.getppid()
     kind, settings = wire.unpack(connection.recv_bytes())
     assert kind == "start"
     logging.basicConfig(level=settings["log"].upper(), format="jaxcoll: %(message)s")
     run_log = RunLog(settings["run_log"])
     brain = Brain(policy.make(settings["policy"], **settings["params"]), run_log)
+    outbox = Outbox(connection)
     told, decided = 0.0, 0
     try:
-        while True:
+        while os.getppid() == leader:
             out: Out = []
             more = connection.poll(0.1)
             for _ in range(_MESSAGES):
@@ -229,11 +257,12 @@ def serve(connection: Connection) -> None:
                 more = connection.poll(0)
             out += brain.think()
             now = time.monotonic()
-            if now - told > (_CALM_STATUS_S if brain.calm else _STATUS_S) or out or len(brain.history) != decided:
+            due = now - told > (_CALM_STATUS_S if brain.calm else _STATUS_S) and outbox.empty
+            if due or out or len(brain.history) != decided:
                 told, decided = now, len(brain.history)
                 out.append(("status", brain.status()))
             for message in out:
-                connection.send_bytes(wire.pack(message))
+                outbox.put(message)
     except (EOFError, ConnectionError):
         return
     finally:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import signal
+import socket
 import statistics
+import subprocess
+import sys
+import threading
+import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -207,3 +215,57 @@ def test_a_last_line_that_was_cut_is_left_out(tmp_path: Path):
     file = tmp_path / "x.jsonl"
     file.write_text('{"type":"run","format":1}\n{"type":"epo')
     assert [line["type"] for line in runlog.read(file)] == ["run"]
+
+
+def test_two_that_both_have_much_to_say_dont_block_each_other():
+    here, there = socket.socketpair()
+    for end in (here, there):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    leader, other = Connection(here.detach()), Connection(there.detach())
+    outbox = brain.Outbox(other)
+    for _ in range(4):
+        outbox.put(("status", {"text": "x" * 100_000}))
+    # The leader writes as much before it reads; the brain's own thread goes on reading.
+    reader = threading.Thread(target=lambda: [other.recv_bytes() for _ in range(4)])
+    reader.start()
+    for _ in range(4):
+        leader.send_bytes(b"y" * 100_000)
+    reader.join(10)
+    assert not reader.is_alive()
+    assert [len(leader.recv_bytes()) > 100_000 for _ in range(4)] == [True] * 4
+    leader.close()
+
+
+_FORKED = """
+import os, sys, time
+from jaxcoll.runtime.leader import BrainProcess
+brain = BrainProcess({"policy": "jaxcoll", "params": {}, "run_log": "", "log": "warning"})
+print(brain.pid, flush=True)
+if os.fork() == 0:
+    time.sleep(60)  # a data loader: it holds all that its parent had open
+    os._exit(0)
+time.sleep(60)
+"""
+
+
+def test_a_killed_leader_s_brain_ends_though_a_child_of_it_lives():
+    with subprocess.Popen(
+        [sys.executable, "-c", _FORKED], stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as leader:
+        assert leader.stdout
+        pid = int(leader.stdout.readline())
+        os.kill(leader.pid, signal.SIGKILL)
+        try:
+            deadline = time.monotonic() + 20
+            while _lives(pid) and time.monotonic() < deadline:
+                time.sleep(0.05)
+            assert not _lives(pid)
+        finally:
+            os.killpg(leader.pid, signal.SIGKILL)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

@@ -62,6 +62,9 @@ def test_what_nobody_reads_does_not_heap_up_in_the_store():
     assert not pushed[-1]
     assert len(leader.receive(0)) == sum(pushed)
     assert worker.push({"do": "records"}), "there is room again"
+    while worker.push({"do": "records"}):
+        pass
+    assert not worker.send({"do": "set"}), "who announces must know that it was in vain"
 
 
 def test_descriptors_of_any_number_can_be_waited_for():
@@ -159,6 +162,23 @@ def test_a_store_that_is_away_for_a_while_ends_nothing(caplog: pytest.LogCapture
     assert len(caplog.records) == 1
     store.away = False
     exchange(leader, worker, 2)
+
+
+def test_where_no_socket_can_be_opened_all_use_the_store(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    need(control.has_zmq(), "pyzmq with encryption", "NATIVE")
+    # An address of another machine (RFC 5737).
+    monkeypatch.setattr(control.links, "local_address", lambda *_: "203.0.113.1")
+    store = MemoryStore()
+    store.set("loop/zmq/1", "1")
+    with caplog.at_level(logging.WARNING, "jaxcoll"):
+        leads, end, name = control.open_channel(store, 0, 2, "", None, 10.0)
+    assert name == "store"
+    assert "can't be opened on 203.0.113.1" in caplog.text
+    assert leads is not None
+    leads.close()
+    end.close()
 
 
 def test_without_pyzmq_in_one_process_all_use_the_store(monkeypatch: pytest.MonkeyPatch):
