@@ -15,6 +15,7 @@ from jaxcoll.bench.control import Message
 from jaxcoll.schedule import Table
 from jaxcoll.testbed import best
 from jaxcoll.testbed.flows import Running
+from jaxcoll.testbed.layout import Layout
 from jaxcoll.testbed.net import Testbed
 from jaxcoll.testbed.plan import Plan, background, check, victims
 from jaxcoll.testbed.ranks import slots
@@ -62,6 +63,19 @@ class _Series:
     swapped_at: int = 0
 
 
+def shuffled(plan: Plan, layout: Layout, placement: int) -> list[str]:
+    """The host of each rank in a placement."""
+    hosts = slots(layout.hosts, plan.ranks_per_host)
+    if plan.shuffle:
+        random.Random(f"{plan.seed}/{placement}").shuffle(hosts)
+    return hosts
+
+
+def host_of_rank(layout: Layout, hosts: Sequence[str], rank: int) -> int:
+    """The number of a rank's host."""
+    return layout.hosts.index(hosts[rank])
+
+
 class _Placement:
     """One place of the trouble: the variants' groups, and what came of them."""
 
@@ -70,15 +84,17 @@ class _Placement:
         say: Say,
     ):  # fmt: skip
         self._bed, self._plan, self._variants, self._totals, self._say = bed, plan, variants, totals, say
+        self._hosts = shuffled(plan, bed.layout, number)
+        if plan.victim is None:  # it was drawn by what ranks receive: it is the host where they are now
+            victim = host_of_rank(bed.layout, self._hosts, victim * plan.ranks_per_host)
         self._count, self._number, self._victim = count, number, victim
         # None: the flows pass by, through the middle.
         self._target = victim if bed.layout.name == "star" else plan.victim
-        self._hosts = slots(bed.layout.hosts, plan.ranks_per_host)
         self._tables: dict[str, Table | None] = {}
         self._flows: Running | None = None
         self._flowing_since = 0.0
         self._rate = 0.0
-        self._turn = 0
+        self._order = random.Random(f"{plan.seed}/{count}/{number}/order")
         self._status: dict[str, Message] = {}
         self._findings: dict[str, dict[str, int]] = {}
         self._detected: dict[str, dict[str, int | None]] = {}
@@ -86,8 +102,6 @@ class _Placement:
     def run(self) -> list[Row]:
         """Everything in order: start, `quiet`, the search for `best`, the phases."""
         plan = self._plan
-        if plan.shuffle:
-            random.Random(f"{plan.seed}/{self._number}").shuffle(self._hosts)
         if plan.shuffle or _spines(self._bed) > 1:
             # Which spine a connection takes is decided when it is made: no variant may keep a lucky draw.
             self._variants.drop(plan.variants)
@@ -158,13 +172,13 @@ class _Placement:
         done = 0
         while done < phase.epochs or (not phase.epochs and time.monotonic() - began < phase.seconds):
             now = min(self._plan.block, phase.epochs - done) if phase.epochs else self._plan.block
-            # Another variant begins each round: none always follows the same other one.
-            for i in range(len(variants)):
-                variant = variants[(i + self._turn) % len(variants)]
+            # Each round deals the order anew: what a variant's processes still do after its block (a tuner thinks)
+            # mustn't fall to the same other one.
+            for variant in self._order.sample(variants, len(variants)):
                 place = f"p={self._count}, placement {self._number}{', ' + phase.name if phase.name else ''}"
                 self._say(f"{place}, epochs {done} to {done + now}, {variant}")
                 self._block(variant, now, phase, series[variant])
-            done, self._turn = done + now, self._turn + 1
+            done += now
         self._rate = 0.0
         if phase.trouble and self._flows is not None:
             self._rate = sum(self._flows.rates(max(began, self._flowing_since)))

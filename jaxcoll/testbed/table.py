@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxcoll.errors import UsageError
+from jaxcoll.launch import bound
 from jaxcoll.testbed.scenarios import SCENARIOS, Reading, Result, Scenario
 
 BEGIN, END = "<!-- testbed: begin -->", "<!-- testbed: end -->"
@@ -24,6 +25,8 @@ whose results are there isn't run again, unless they are of other options, which
 
 # A scenario that takes so many times as long as reckoned is ended.
 _PATIENCE = 4.0
+# From the request to end to the kill.
+_END_S = 30.0
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -91,7 +94,7 @@ def _run_one(scenario: Scenario, folder: Path, extra: str) -> str | None:
     words = _words(scenario, extra)
     line = [sys.executable, "-m", "jaxcoll", "testbed", "bench", *words.split(), "--json", str(part)]
     with (folder / f"{scenario.name}.log").open("w") as log:
-        call = subprocess.Popen(line, stdout=log, stderr=log)
+        call = subprocess.Popen(bound(line), stdout=log, stderr=log)
         try:
             status = call.wait(_PATIENCE * scenario.seconds)
         except subprocess.TimeoutExpired:
@@ -99,7 +102,11 @@ def _run_one(scenario: Scenario, folder: Path, extra: str) -> str | None:
         finally:
             if call.poll() is None:
                 call.terminate()
-                call.wait()
+                try:
+                    call.wait(_END_S)
+                except subprocess.TimeoutExpired:  # the next testbed removes what it leaves
+                    call.kill()
+                    call.wait()
     if status:
         lines = (folder / f"{scenario.name}.log").read_text(errors="replace").strip().splitlines()
         return f"exit status {status}: {lines[-1] if lines else 'it said nothing'}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Collection, Iterator
 
 import numpy as np
@@ -54,14 +55,14 @@ class Viable:
 
 
 _KEPT = 20_000
-_known: dict[int, tuple[Schedule, dict[tuple[tuple[int, ...], bytes], bool]]] = {}
+_known: dict[int, tuple[Schedule, dict[bytes, bool]]] = {}
 
 
 def is_valid(schedule: Schedule, table: Table) -> bool:
     """Whether the table keeps the collective correct; cached for each schedule."""
     # The entry holds the schedule, so that no other one can come to bear its id.
     _, known = _known.setdefault(id(schedule), (schedule, {}))
-    key = (table.home, table.vertex.tobytes())
+    key = hashlib.blake2b(np.array(table.home).tobytes() + table.vertex.tobytes(), digest_size=16).digest()
     if key not in known:
         if len(known) >= _KEPT:
             known.clear()

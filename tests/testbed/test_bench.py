@@ -15,7 +15,7 @@ from needs import need
 from jaxcoll.errors import UsageError
 from jaxcoll.schedule import Kind, build
 from jaxcoll.testbed import access, racks, result, spines, star
-from jaxcoll.testbed.bench import phases, ratio
+from jaxcoll.testbed.bench import host_of_rank, phases, ratio, shuffled
 from jaxcoll.testbed.cli import main
 from jaxcoll.testbed.plan import Plan, Trouble, background, check, incoming, outsiders_needed, victims
 from testbed.helpers import Start, left_over, ordinary, outcome
@@ -51,6 +51,19 @@ def test_victims_are_inner_nodes(hosts: int, different: int):
     assert len(drawn) > 3
     assert victims(dataclasses.replace(PLAN, victim=5), 8) == [5, 5, 5]
     assert len(victims(dataclasses.replace(PLAN, placements=20), 8)) == 20
+
+
+def test_a_shuffled_victim_is_the_host_of_the_rank_that_was_drawn():
+    plan = dataclasses.replace(PLAN, shuffle=True, schedule="dual_tree")
+    layout = star(8)
+    counts = incoming(build("dual_tree", Kind.ALL_REDUCE, 8))
+    moved = 0
+    for number, victim in enumerate(victims(dataclasses.replace(plan, placements=6), 8)):
+        hosts = shuffled(plan, layout, number)
+        found = host_of_rank(layout, hosts, victim)
+        moved += found != victim
+        assert counts[hosts.index(layout.hosts[found])] == max(counts)
+    assert moved
 
 
 def test_ring_receives_from_one_neighbour():

@@ -114,8 +114,33 @@ def test_batches_count_unless_a_phase_was_harmless():
     waits = {"busy 1": None, "busy 2": 2}
     assert scenarios.Result(result(*rows, batches_to_decide=waits)).most_batches("on") == 2
     assert scenarios.Result(result(*rows, batches_to_decide={"busy 2": None})).most_batches("on") == float("inf")
+    many = [
+        row("on", 100.0, "before"),
+        row("on", 101.0, "busy 1"),
+        *(row("on", 300.0, f"busy {i}") for i in range(10, 13)),
+    ]
+    calm = scenarios.Result(result(*many, batches_to_decide={"busy 1": None}))
+    assert calm.most_batches("on") == 0, "busy 10 is another phase than busy 1"
+    assert calm.mean("on", "p50_ms", "busy") == pytest.approx((101 + 3 * 300) / 4)
+    elsewhere = {**row("on", 900.0, "before"), "placement": 1}
+    assert scenarios.Result(result(*rows, elsewhere, batches_to_decide={"busy 2": None})).most_batches("on") == float(
+        "inf"
+    )
     said = scenarios.Result(result(*rows, findings={"rank 3 is late": 2}))
     assert (said.said("on", "rank 3", "late"), said.said("on", "rank 4")) == (1, 0)
+
+
+def test_moves_are_counted_within_any_minute():
+    def moves(*times: float) -> list[dict[str, Any]]:
+        made = [{"action": "swap", "time": t, "committed": True} for t in times]
+        return [*made, {**made[0], "committed": False}, {**made[0], "action": "revert"}]
+
+    apart = scenarios.Result(result(decisions=moves(0.0, 1.0, 59.0, 60.0, 61.0, 125.0)))
+    assert apart.most_in_a_minute("on", reverts=False) == 3
+    assert apart.most_in_a_minute("on", reverts=True) == 4
+    assert (
+        scenarios.Result(result(decisions=moves(0.0, 30.0, 61.0, 62.0, 89.0, 125.0))).most_in_a_minute("on", False) == 4
+    )
 
 
 def test_the_best_order_of_a_ring_over_two_racks_crosses_twice():
