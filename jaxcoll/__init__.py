@@ -12,6 +12,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from jaxcoll import config as config
+    from jaxcoll import errors as errors
+    from jaxcoll import launch as launch
+    from jaxcoll import schedule as schedule
     from jaxcoll.ops import all_gather as all_gather
     from jaxcoll.ops import all_to_all as all_to_all
     from jaxcoll.ops import pbroadcast as pbroadcast
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
     from jaxcoll.runtime.status import status as status
     from jaxcoll.runtime.status import tune as tune
 
+_MODULES = ("config", "errors", "launch", "schedule")
 _OPS = ("psum", "pmean", "pmax", "pmin", "all_gather", "psum_scatter", "all_to_all", "ppermute", "pbroadcast")
 _HOME = {
     **{name: "jaxcoll.ops" for name in _OPS},
@@ -40,6 +45,8 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"jaxcoll.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'jaxcoll' has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOME[name]), name)
@@ -48,4 +55,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME})
+    return sorted({*globals(), *_HOME, *_MODULES})

@@ -49,6 +49,8 @@ def parse_size(text: str) -> int:
         raise ValueError(f"{text!r} is not a size; write bytes, or a number with K, M or G, such as 4K or 64M")
     number, unit = match.groups()
     value = float(number) * (1 << _SHIFT[(unit or "").lower()])
+    if value >= 1 << 63:
+        raise ValueError(f"{text[:40]!r} is more bytes than a machine can count")
     if value != int(value):
         raise ValueError(f"{text!r} is not a whole number of bytes")
     return int(value)
@@ -184,7 +186,9 @@ class Config:
         "Ranks with the same host id may share memory; two ids on one machine force tcp. Empty: the machine's own.",
     )
     tcp_connections: int = _setting(
-        4, _integer(1, 64), "TCP connections per pair of ranks; large messages are spread over them."
+        4,
+        _integer(1, 64),
+        "TCP connections per pair of ranks; large messages are spread over them. Alike in all processes.",
     )
     threads: int = _setting(
         0,
@@ -306,10 +310,24 @@ def current() -> Config:
         return _current
 
 
+def _checked(name: str, value: Any) -> Any:
+    """The value of a setting: text is read as a variable's, what is none must be a value that could be read."""
+    row = next(row for row in settings() if row.name == name)
+    if isinstance(value, str):
+        return parse(row.env, value)
+    try:
+        text = row.show(value)
+    except (TypeError, ValueError, AttributeError):
+        raise UsageError(f"{name}={value!r} is not accepted: it must be {row.accepts}.") from None
+    parse(row.env, text)
+    return value
+
+
 @contextlib.contextmanager
 def override(**changes: Any) -> Generator[Config, None, None]:
     """Replace settings for the length of a `with` block (tests, and programs that set them in code).
 
+    A value is the field's own, or text as for the variable. Raises `UsageError` for another name or value.
     What was made before the block, such as a communicator, keeps the settings that it was made with.
     """
     global _current
@@ -317,6 +335,7 @@ def override(**changes: Any) -> Generator[Config, None, None]:
     for name in changes:
         if name not in known:
             raise UsageError(f"{name!r} is no setting of jaxcoll. Settings: {', '.join(sorted(known))}.")
+    changes = {name: _checked(name, value) for name, value in changes.items()}
     before = current()
     with _lock:
         _current = dataclasses.replace(before, **changes)

@@ -167,6 +167,8 @@ def check_extras() -> Iterator[Finding]:
         ("highspy", "synthesis of schedules", "synth"),
         ("mpi4py", "the MPI peer of jaxcoll bench", "mpi"),
         ("flax", "the training example", "examples"),
+        ("zmq", "an encrypted control channel for the tuner", "tuner"),
+        ("rich", "jaxcoll top", "tuner"),
     ):
         found = importlib.util.find_spec(module) is not None
         cure = "" if found else f"if wanted: pip install 'jaxcoll[{extra}]'"

@@ -42,4 +42,8 @@ class SynthesisError(JaxcollError):
 
 
 class CollectiveError(JaxcollError, RuntimeError):
-    """A collective failed at run time: a lost peer, a deadline, ranks that disagree."""
+    """The ranks couldn't be joined: a process that didn't come in time, links or a store that can't be reached.
+
+    A collective that fails later (a lost peer, a deadline, ranks that disagree) raises JAX's own error from within the
+    program, `jax.errors.JaxRuntimeError`, with a text that says "jaxcoll:" and names rank, operation, step and edge.
+    """

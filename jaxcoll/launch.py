@@ -13,6 +13,7 @@ killed.
 from __future__ import annotations
 
 import argparse
+import collections
 import contextlib
 import dataclasses
 import os
@@ -41,7 +42,7 @@ _Pipe = IO[bytes]
 _POLL = 0.02
 _GRACE = 1.0
 """Seconds that what the ranks have started may run on after all of them have ended."""
-_TAIL_LINES = 15
+_TAIL_LINES, _KEPT_LINES = 15, 1000
 
 # Runs before the program: ask the kernel to kill this process when its parent dies (the parent may have died already),
 # then become the program. It runs in the child's own interpreter, since code between fork and exec is unsafe in a
@@ -53,6 +54,11 @@ if os.getppid() != int(sys.argv[1]): sys.exit(1)
 try: os.execvp(sys.argv[2], sys.argv[2:])
 except OSError as error: sys.exit(f"can't run {sys.argv[2]}: {error.strerror}")
 """
+
+
+def bound(command: Sequence[str]) -> list[str]:
+    """The command line that runs `command` as a child of this process and dies with it, even when it is killed."""
+    return [sys.executable, "-I", "-S", "-c", _SHIM, str(os.getpid()), *command]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,7 +169,8 @@ class Ranks:
     env: variables to add to (or replace in) this process's environment.
     output: "prefix" copies every line to stdout as "[rank] line"; "first" gives rank 0 this process's stdout and
         stderr and keeps the others' output; "capture" keeps all of it. What is kept can be read with `output`.
-    logs: the folder to keep `rank<i>.log` in; None: a temporary one, which goes with this object.
+    logs: the folder to keep `rank<i>.log` in; None: a temporary one, which goes with this object; "prefix" then keeps
+        each rank's last 1000 lines, and no file.
     Start it from a thread that outlives the ranks: the kernel ties their lives to that thread.
     """
 
@@ -184,6 +191,9 @@ class Ranks:
             raise UsageError(f"A launch needs at least one process and one device each, not {nprocs} and {devices}.")
         self.nprocs = nprocs
         self._mode = output
+        self._last: dict[int, collections.deque[bytes]] = {}
+        if output == "prefix" and logs is None:
+            self._last = {rank: collections.deque(maxlen=_KEPT_LINES) for rank in range(nprocs)}
         self._resources = contextlib.ExitStack()
         self._processes: list[subprocess.Popen[bytes]] = []
         self._groups: list[int] = []  # of the ranks, while their numbers can't be anybody else's
@@ -204,11 +214,10 @@ class Ranks:
             raise
 
     def _start(self, rank: int, command: Sequence[str], env: dict[str, str], cwd: Path | None) -> None:
-        shim = [sys.executable, "-I", "-S", "-c", _SHIM, str(os.getpid())]
         inherit, piped = self._mode == "first" and rank == 0, self._mode == "prefix"
         with self._log(rank).open("wb") as log:
             process = subprocess.Popen(
-                [*shim, *command],
+                bound(command),
                 env=env,
                 cwd=cwd,
                 stdin=subprocess.DEVNULL,
@@ -225,12 +234,20 @@ class Ranks:
             self._pumps.append((pump, process.stdout))
 
     def _pump(self, rank: int, pipe: _Pipe) -> None:
+        shown = True
         with pipe, self._log(rank).open("ab") as log:
             for line in pipe:
-                log.write(line)
-                log.flush()
-                sys.stdout.write(f"[{rank}] {line.decode(errors='replace').rstrip()}\n")
-                sys.stdout.flush()
+                if self._last:
+                    self._last[rank].append(line)
+                else:
+                    log.write(line)
+                    log.flush()
+                try:
+                    if shown:
+                        sys.stdout.write(f"[{rank}] {line.decode(errors='replace').rstrip()}\n")
+                        sys.stdout.flush()
+                except (OSError, ValueError):  # nobody reads any more, such as `head`; the rank is to go on
+                    shown = False
 
     def _log(self, rank: int) -> Path:
         return self._logs / f"rank{rank}.log"
@@ -240,7 +257,9 @@ class Ranks:
         return self._processes[rank].pid
 
     def output(self, rank: int) -> str:
-        """What the rank has written so far (empty where it writes to this process's own stdout)."""
+        """What the rank has written so far (empty where it writes to this process's own stdout); see `logs`."""
+        if self._last:
+            return b"".join(self._last[rank]).decode(errors="replace")
         return self._log(rank).read_text(errors="replace")
 
     def poll(self) -> list[int | None]:

@@ -20,6 +20,7 @@ from jaxcoll.errors import JaxcollError
 
 ENV = "JAXCOLL_LAUNCH_CONTROL"
 _ACCEPT_SECONDS = 180.0
+_HELLO_SECONDS, _HELLO_BYTES = 10.0, 4096
 
 Message = dict[str, Any]
 
@@ -37,10 +38,11 @@ class Channel:
         self._file.write(json.dumps(message).encode() + b"\n")
         self._file.flush()
 
-    def receive(self, timeout: float | None = None) -> Message:
-        """The next object. Raises `EOFError` when the other end has gone, `TimeoutError` after `timeout` seconds."""
+    def receive(self, timeout: float | None = None, limit: int = -1) -> Message:
+        """The next object. Raises `EOFError` when the other end has gone or sends more than `limit` bytes,
+        `TimeoutError` after `timeout` seconds."""
         self._socket.settimeout(timeout)
-        line = self._file.readline()
+        line = self._file.readline(limit)
         if not line.endswith(b"\n"):
             raise EOFError("the other end closed the connection")
         return json.loads(line)
@@ -70,17 +72,18 @@ class Listener:
     def accept(self, count: int, alive: Callable[[], None]) -> list[Channel]:
         """The channels of `count` ranks, in rank order. `alive` is called about once a second and may raise."""
         channels: dict[int, Channel] = {}
-        waited = 0.0
+        deadline = time.monotonic() + _ACCEPT_SECONDS
         while len(channels) < count:
             self._socket.settimeout(1.0)
             try:
                 connection, _ = self._socket.accept()
             except TimeoutError:
                 alive()
-                waited += 1.0
-                if waited > _ACCEPT_SECONDS:
-                    missing = sorted(set(range(count)) - set(channels))
-                    raise JaxcollError(f"Ranks {missing} did not start within {_ACCEPT_SECONDS:g} s.") from None
+                connection = None
+            if time.monotonic() > deadline:
+                missing = sorted(set(range(count)) - set(channels))
+                raise JaxcollError(f"Ranks {missing} did not start within {_ACCEPT_SECONDS:g} s.") from None
+            if connection is None:
                 continue
             channel = Channel(connection)
             rank = self._known(channel)
@@ -93,7 +96,7 @@ class Listener:
     def _known(self, channel: Channel) -> int | None:
         """The rank at the other end, if it knows the secret."""
         try:
-            hello = channel.receive(10.0)
+            hello = channel.receive(_HELLO_SECONDS, _HELLO_BYTES)
             return int(hello["rank"]) if hmac.compare_digest(str(hello["token"]), self._token) else None
         except (EOFError, OSError, ValueError, TypeError, KeyError):
             return None

@@ -108,6 +108,32 @@ def test_override_refuses_what_is_no_setting():
         pass
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"timeout": "5 parsecs"}, "JAXCOLL_TIMEOUT='5 parsecs' is not accepted: it must be seconds"),
+        ({"timeout": -1.0}, "JAXCOLL_TIMEOUT='-1 s' is not accepted"),
+        ({"transport": "pigeon"}, "JAXCOLL_TRANSPORT='pigeon' is not accepted: it must be one of"),
+        ({"schedule": 5}, "schedule=5 is not accepted: it must be a schedule's name"),
+    ],
+)
+def test_override_refuses_what_no_variable_could_say(change: dict[str, object], words: str):
+    before = config.current()
+    with pytest.raises(UsageError, match=words), config.override(**change):
+        pass
+    assert config.current() is before
+
+
+def test_override_reads_text_as_a_variable_s():
+    with config.override(timeout="50ms", transport="TCP", schedule="all_gather=ring") as inside:
+        assert (inside.timeout, inside.transport, inside.schedule) == (0.05, "tcp", {"all_gather": "ring"})
+
+
+def test_a_size_beyond_all_machines_is_refused():
+    with pytest.raises(ValueError, match="more bytes than"):
+        config.parse_size("9" * 400)
+
+
 def test_kinds_are_those_of_schedules():
     assert tuple(kind.name.lower() for kind in Kind) == config.KINDS
 

@@ -206,6 +206,32 @@ def test_the_command_prefixes_lines_and_returns_the_status(tmp_path: Path):
     assert "exit codes by rank: [0, 5]" in done.stderr
 
 
+def test_ranks_go_on_where_nobody_reads_their_lines(tmp_path: Path):
+    program, done = tmp_path / "program.py", tmp_path / "done"
+    program.write_text(f"for i in range(20_000): print(i)\nopen({str(done)!r}, 'w').close()\n")
+    command = [sys.executable, "-m", "jaxcoll", "launch", "-n", "1", str(program)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stdout
+        assert running.stderr
+        assert running.stdout.readline() == "[0] 0\n"
+        running.stdout.close()
+        assert "Traceback" not in running.stderr.read()
+        running.wait(60)
+    assert done.exists()
+
+
+def test_of_lines_that_are_shown_the_last_ones_are_kept(capsys: pytest.CaptureFixture[str]):
+    result = launch.run(python("for i in range(3000): print(i)"), 1, output="prefix", timeout=60)
+    assert result.outputs[0].split() == [str(i) for i in range(2000, 3000)]
+    assert len(capsys.readouterr().out.splitlines()) == 3000
+
+
+def test_the_package_has_its_modules():
+    code = "import jaxcoll; assert not jaxcoll.launch.initialize(); print(jaxcoll.errors.UsageError, jaxcoll.config)"
+    done = subprocess.run(python(code), capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_only_rank_0_talks_and_a_failed_one_is_shown(tmp_path: Path):
     program = tmp_path / "program.py"
     program.write_text("import os, sys\nr = int(os.environ['JAXCOLL_LAUNCH_RANK'])\nprint('hello', r)\nsys.exit(r)\n")
