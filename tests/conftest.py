@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import os
 
+import hypothesis
 import pytest
 
 DEVICES = 8
+
+# How long one example takes says nothing on a machine that does other things, too.
+hypothesis.settings.register_profile("jaxcoll", deadline=None)
+hypothesis.settings.load_profile("jaxcoll")
 
 os.environ["XLA_FLAGS"] = " ".join(
     [

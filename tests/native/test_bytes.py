@@ -132,14 +132,14 @@ def test_unsealed_mutations_are_refused(seed: int):
         assert not native_accepts(data[: rng.randrange(len(data))])
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=200, suppress_health_check=list(HealthCheck))
 @given(st.binary(max_size=200), st.booleans())
 def test_random_bytes(data: bytes, framed: bool):
     blob = sealed(b"JXCP\x01\x00\x00\x00" + bytes(8) + data) if framed else data
     verdict(blob)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=300, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_random_headers(data: st.DataObject):
     word = st.sampled_from([0, 1, 2, 3, 4, 7, 255, 4097, 32767, 32768, 65535])

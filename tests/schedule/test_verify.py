@@ -193,7 +193,7 @@ def _verdict_by_running(schedule: Schedule, table: Table | None) -> bool:
     return all(np.array_equal(a, b) for a, b in zip(outputs, expected(schedule, inputs)))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.integers(0, 2**32))
 def test_verdict_is_the_interpreters(seed: int) -> None:
     """Schedules changed at random: the verifier accepts exactly what computes the right result."""
