@@ -366,7 +366,9 @@ std::vector<MutableSpan> Execution::DataTarget(Link* link, const Header& h) {
     s.arrive_ns = NowNs();
     if (!InPlace(node)) s.buffer.reset(new uint8_t[total]);
   }
-  s.promised += h.payload;  // what overlaps something else is refused, so all has landed when the total has
+  // Never more than the total, so that all has landed when the total has. A peer that sends one part twice and leaves
+  // another out spoils the value that it owes, and nothing else: parts aren't told from each other.
+  s.promised += h.payload;
   if (!InPlace(node)) return {{s.buffer.get() + h.offset, h.payload}};
   std::vector<MutableSpan> target;
   size_t skip = h.offset, want = h.payload;
