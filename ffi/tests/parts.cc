@@ -4,12 +4,16 @@
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "executor/completers.h"
 #include "transport/shm.h"
 #include "transport/shm_layout.h"
 #include "transport/shm_slab.h"
@@ -115,6 +119,33 @@ void LongestMessage() {
   }
 }
 
+// ---------------------------------------------------------------- completers by themselves
+
+size_t Threads() {
+  auto all = std::filesystem::directory_iterator("/proc/self/task");
+  return static_cast<size_t>(std::distance(begin(all), end(all)));
+}
+
+// As many threads as completions block, however quickly these follow each other.
+void OneThreadForEach() {
+  constexpr size_t kAtOnce = 40;
+  for (int round = 0; round < 5; ++round) {
+    Completers completers;
+    std::atomic<size_t> inside{0};
+    std::atomic<bool> go{false};
+    size_t before = Threads();
+    for (size_t i = 0; i < kAtOnce; ++i)
+      completers.Run({[&] {
+        ++inside;
+        while (!go) usleep(1000);
+      }});
+    while (inside < kAtOnce) usleep(1000);
+    Check(Threads() <= before + kAtOnce, "more threads than completions");
+    go = true;
+    completers.Stop();
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -122,5 +153,6 @@ int main() {
   LostReader(3);
   LostReader(100);
   LongestMessage();
+  OneThreadForEach();
   return 0;
 }
