@@ -67,14 +67,7 @@ uint8_t* Execution::Locate(const Slot& slot, uint32_t chunk, int64_t at, int64_t
   if (slot.kind == SlotKind::kScratch)
     return scratch_[slot.scratch].get() + static_cast<size_t>(at - ranges_[chunk].begin) * WireSize(slot.wide);
   const View& view = slot.kind == SlotKind::kInput ? request.input : request.output;
-  uint8_t* found = nullptr;
-  int64_t limit = *elements;
-  view.ForEach(slot.block, at, at + limit, [&](uint8_t* p, int64_t, int64_t m) {
-    if (found != nullptr) return;
-    found = p;
-    *elements = m;
-  });
-  return found;
+  return view.At(slot.block, at, elements);
 }
 
 std::vector<Span> Execution::SlotSpans(const Slot& slot, uint32_t chunk, Range r) const {
