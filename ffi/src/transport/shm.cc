@@ -134,20 +134,17 @@ void ShmLink::Stream(const Header& header, const std::vector<Span>& payload, uin
 bool ShmLink::WriteFragment(Pending* p) {
   Span part[16];
   size_t parts = 0, bytes = 0;
-  for (const Span& s : p->stream) {
-    if (parts == 16 || bytes == kFragment) break;
-    part[parts] = {s.data, std::min(s.size, kFragment - bytes)};
+  for (size_t i = p->next; i < p->stream.size() && parts < 16 && bytes < kFragment; ++i) {
+    part[parts] = {p->stream[i].data, std::min(p->stream[i].size, kFragment - bytes)};
     bytes += part[parts++].size;
   }
   if (!TryWrite(p->header, part, parts, bytes)) return false;
   p->header.offset += bytes;
-  for (size_t left = bytes; left > 0;) {
-    Span& s = p->stream.front();
-    size_t take = std::min(left, s.size);
-    s.data = static_cast<const uint8_t*>(s.data) + take;
-    s.size -= take;
-    left -= take;
-    if (s.size == 0) p->stream.erase(p->stream.begin());
+  for (size_t i = 0; i < parts; ++i) {
+    Span& s = p->stream[p->next];
+    s.data = static_cast<const uint8_t*>(s.data) + part[i].size;
+    s.size -= part[i].size;
+    if (s.size == 0) ++p->next;
   }
   return true;
 }
@@ -156,7 +153,7 @@ bool ShmLink::Flush(std::vector<uint64_t>* sent) {
   while (!pending_.empty()) {
     Pending& p = pending_.front();
     if (p.streaming) {
-      while (!p.stream.empty())
+      while (p.next < p.stream.size())
         if (!WriteFragment(&p)) return false;
       sent->push_back(p.token);
     } else {

@@ -51,7 +51,8 @@ class ShmLink final : public Link {
   struct Pending {
     Header header;
     std::vector<uint8_t> owned;  // the payload of a Send that didn't fit
-    std::vector<Span> stream;    // what is left of a Stream, in the caller's memory
+    std::vector<Span> stream;    // a Stream's pieces, in the caller's memory
+    size_t next = 0;             // the first of them that isn't written; it begins where the last fragment ended
     uint64_t token = 0;
     bool streaming = false;
   };
