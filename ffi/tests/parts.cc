@@ -83,40 +83,64 @@ struct Heard final : LinkSink {
   size_t bytes = 0;
 };
 
+// Two processes of one host; 0 sends to 1. Nobody polls but the test.
+struct Pair {
+  std::array<std::unique_ptr<ShmTransport>, 2> ends;
+  std::array<std::unique_ptr<ShmLink>, 2> links;
+  Heard heard;
+  std::vector<uint8_t> data = std::vector<uint8_t>(kRingBytes);
+
+  Pair() {
+    std::array<int, 2> fds{};
+    for (int p = 0; p < 2; ++p) {
+      fds[p] = memfd_create("parts", 0);
+      Check(ftruncate(fds[p], static_cast<off_t>(ShmTransport::SegmentBytes(2))) == 0, "ftruncate");
+      Check(ShmTransport::Create(fds[p], 2, p, &ends[p]).ok(), "segment");
+    }
+    for (int p = 0; p < 2; ++p) {
+      Check(ends[p]->AddPeer(fds[1 - p], 1 - p, 1 - p, getpid(), false, &links[p]).ok(), "peer");
+      ends[p]->Run(&heard, false);
+    }
+    for (int fd : fds) close(fd);
+  }
+  bool Send(size_t bytes) {
+    Span span{data.data(), bytes};
+    return links[0]->Send(Header{}, &span, 1);
+  }
+  // Until a message waits for room.
+  void Fill() {
+    while (links[0]->idle()) Send(1000);
+  }
+};
+
 // A message that would never find room is refused, so that nothing waits behind it; the longest finds room wherever the
 // last one ended.
 void LongestMessage() {
   constexpr size_t kLongest = kRingBytes / 2 - sizeof(RecordHead) - sizeof(Header);
-  std::array<int, 2> fds{};
-  std::array<std::unique_ptr<ShmTransport>, 2> ends;
-  std::array<std::unique_ptr<ShmLink>, 2> links;
-  Heard heard;
-  for (int p = 0; p < 2; ++p) {
-    fds[p] = memfd_create("parts", 0);
-    Check(ftruncate(fds[p], static_cast<off_t>(ShmTransport::SegmentBytes(2))) == 0, "ftruncate");
-    Check(ShmTransport::Create(fds[p], 2, p, &ends[p]).ok(), "segment");
-  }
-  for (int p = 0; p < 2; ++p) {
-    Check(ends[p]->AddPeer(fds[1 - p], 1 - p, 1 - p, getpid(), false, &links[p]).ok(), "peer");
-    ends[p]->Run(&heard, false);
-  }
-  for (int fd : fds) close(fd);
-  std::vector<uint8_t> data(kRingBytes);
-  auto send = [&](size_t bytes) {
-    Span span{data.data(), bytes};
-    return links[0]->Send(Header{}, &span, 1);
-  };
+  Pair pair;
   size_t sent = 0;
   for (size_t i = 0; i < 100; ++i) {
-    Check(!send(kRingBytes) && !send(kLongest + 1), "a message was taken that may never find room");
+    Check(!pair.Send(kRingBytes) && !pair.Send(kLongest + 1), "a message was taken that may never find room");
     for (size_t bytes : {kLongest, i * 97}) {
-      Check(send(bytes), "a message was refused");
+      Check(pair.Send(bytes), "a message was refused");
       sent += bytes;
-      while (ends[1]->Poll() || ends[0]->Poll()) {
+      while (pair.ends[1]->Poll() || pair.ends[0]->Poll()) {
       }
-      Check(heard.bytes == sent, "a message found no room in an empty ring");
+      Check(pair.heard.bytes == sent, "a message found no room in an empty ring");
     }
   }
+}
+
+// What waited for a lost process is dropped, and nothing more is kept for it: nobody would poll it away.
+void LostPeer() {
+  Pair pair;
+  pair.Fill();
+  pair.links[0]->PeerGone();
+  Check(pair.links[0]->idle(), "a message waits for a lost process");
+  Check(pair.Send(1000), "a message was refused");
+  pair.links[0]->Stream(Header{}, {{pair.data.data(), pair.data.size()}}, 1);
+  Check(pair.links[0]->idle(), "a message was kept for a lost process");
+  Check(!pair.ends[0]->Poll(), "something moved to a lost process");
 }
 
 // ---------------------------------------------------------------- completers by themselves
@@ -153,6 +177,7 @@ int main() {
   LostReader(3);
   LostReader(100);
   LongestMessage();
+  LostPeer();
   OneThreadForEach();
   return 0;
 }

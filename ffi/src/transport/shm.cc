@@ -101,6 +101,7 @@ bool ShmLink::Send(const Header& header, const Span* payload, size_t spans) {
   if (RecordBytes(bytes) > kMaxRecord) return false;
   {
     std::lock_guard<std::mutex> lock(mu_);
+    if (gone_) return true;  // its operation fails, or has failed
     if (!pending_.empty() || !TryWrite(header, payload, spans, bytes)) {
       Pending p;
       p.header = header;
@@ -120,6 +121,7 @@ bool ShmLink::Send(const Header& header, const Span* payload, size_t spans) {
 
 void ShmLink::Stream(const Header& header, const std::vector<Span>& payload, uint64_t token) {
   std::lock_guard<std::mutex> lock(mu_);
+  if (gone_) return;  // its operation fails, or has failed
   Pending p;
   p.header = header;
   p.header.offset = 0;
@@ -213,7 +215,13 @@ Slab* ShmLink::slab() { return &transport_->slab_; }
 
 void ShmLink::Lend(uint64_t block) { transport_->slab_.Lend(block, place_); }
 
-void ShmLink::PeerGone() { transport_->slab_.Gone(place_); }
+void ShmLink::PeerGone() {
+  transport_->slab_.Gone(place_);
+  std::lock_guard<std::mutex> lock(mu_);
+  gone_ = true;
+  pending_.clear();
+  has_pending_ = false;
+}
 
 const void* ShmLink::Posted(const RemoteSpan& block) {
   bool inside = block.size <= kSlabLimitMany && block.address >= SlabHeadBytes(transport_->places_) &&

@@ -70,6 +70,7 @@ class ShmLink final : public Link {
   std::mutex mu_;
   std::deque<Pending> pending_;
   std::atomic<bool> has_pending_{false};
+  bool gone_ = false;  // nobody reads the ring any more
 };
 
 class ShmTransport final : public Pollable {
