@@ -11,6 +11,7 @@
 #include <iterator>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "executor/completers.h"
@@ -143,6 +144,23 @@ void LostPeer() {
   Check(!pair.ends[0]->Poll(), "something moved to a lost process");
 }
 
+// Who has nothing else to do sleeps until the reader has made room.
+void WaitForRoom() {
+  Pair pair;
+  pair.Fill();
+  std::atomic<bool> reads{false};
+  std::thread reader([&] {
+    usleep(50000);
+    reads = true;
+    pair.ends[1]->Poll();
+  });
+  pair.ends[0]->Poll();
+  pair.ends[0]->Wait(1000, 600 * int64_t{1000000000});  // for more messages than come: it is the room that wakes
+  Check(reads, "no wait for room in the ring");
+  reader.join();
+  Check(pair.ends[0]->Poll() && pair.links[0]->idle(), "no room after a wait for it");
+}
+
 // ---------------------------------------------------------------- completers by themselves
 
 size_t Threads() {
@@ -178,6 +196,7 @@ int main() {
   LostReader(100);
   LongestMessage();
   LostPeer();
+  WaitForRoom();
   OneThreadForEach();
   return 0;
 }

@@ -70,7 +70,7 @@ size_t ShmLink::offer_limit() const { return kOfferBytes / sizeof(RemoteSpan); }
 
 bool ShmLink::TryWrite(const Header& header, const Span* payload, size_t spans, size_t bytes) {
   size_t need = RecordBytes(bytes);
-  uint64_t head = out_->head.load(std::memory_order_relaxed), tail = out_->tail.load(std::memory_order_acquire);
+  uint64_t head = out_->head.load(std::memory_order_relaxed), tail = out_->tail.load(std::memory_order_seq_cst);
   size_t at = head % kRingBytes, to_end = kRingBytes - at;
   size_t total = need <= to_end ? need : to_end + need;
   if (head - tail > kRingBytes || kRingBytes - (head - tail) < total) return false;
@@ -95,6 +95,12 @@ bool ShmLink::TryWrite(const Header& header, const Span* payload, size_t spans, 
   return true;
 }
 
+bool ShmLink::WriteOrAsk(const Header& header, const Span* payload, size_t spans, size_t bytes) {
+  if (TryWrite(header, payload, spans, bytes)) return true;
+  out_->writer_waits.store(1, std::memory_order_seq_cst);
+  return TryWrite(header, payload, spans, bytes);  // room may have come between the two
+}
+
 bool ShmLink::Send(const Header& header, const Span* payload, size_t spans) {
   size_t bytes = 0;
   for (size_t i = 0; i < spans; ++i) bytes += payload[i].size;
@@ -102,7 +108,7 @@ bool ShmLink::Send(const Header& header, const Span* payload, size_t spans) {
   {
     std::lock_guard<std::mutex> lock(mu_);
     if (gone_) return true;  // its operation fails, or has failed
-    if (!pending_.empty() || !TryWrite(header, payload, spans, bytes)) {
+    if (!pending_.empty() || !WriteOrAsk(header, payload, spans, bytes)) {
       Pending p;
       p.header = header;
       for (size_t i = 0; i < spans; ++i) {
@@ -111,7 +117,6 @@ bool ShmLink::Send(const Header& header, const Span* payload, size_t spans) {
       }
       pending_.push_back(std::move(p));
       has_pending_ = true;
-      out_->writer_waits.store(1, std::memory_order_seq_cst);
       transport_->Kick();
     }
   }
@@ -128,19 +133,20 @@ void ShmLink::Stream(const Header& header, const std::vector<Span>& payload, uin
   p.stream = payload;
   p.token = token;
   p.streaming = true;
+  if (pending_.empty()) out_->writer_waits = 0;  // there may be room: nobody has tried
   pending_.push_back(std::move(p));
   has_pending_ = true;
   transport_->Kick();  // the next poll writes it: OnSent must not be called from here
 }
 
 bool ShmLink::WriteFragment(Pending* p) {
-  Span part[16];
+  Span part[16]{};
   size_t parts = 0, bytes = 0;
   for (size_t i = p->next; i < p->stream.size() && parts < 16 && bytes < kFragment; ++i) {
     part[parts] = {p->stream[i].data, std::min(p->stream[i].size, kFragment - bytes)};
     bytes += part[parts++].size;
   }
-  if (!TryWrite(p->header, part, parts, bytes)) return false;
+  if (!WriteOrAsk(p->header, part, parts, bytes)) return false;
   p->header.offset += bytes;
   for (size_t i = 0; i < parts; ++i) {
     Span& s = p->stream[p->next];
@@ -160,7 +166,7 @@ bool ShmLink::Flush(std::vector<uint64_t>* sent) {
       sent->push_back(p.token);
     } else {
       Span payload{p.owned.data(), p.owned.size()};
-      if (!TryWrite(p.header, &payload, 1, p.owned.size())) return false;
+      if (!WriteOrAsk(p.header, &payload, 1, p.owned.size())) return false;
     }
     pending_.pop_front();
   }
@@ -365,12 +371,7 @@ bool ShmTransport::Poll() {
     {
       std::lock_guard<std::mutex> link_lock(link->mu_);
       size_t before = link->pending_.size();
-      bool empty = link->Flush(&sent);
-      if (!empty) {
-        link->out_->writer_waits.store(1, std::memory_order_seq_cst);
-        empty = link->Flush(&sent);  // room may have come between the two
-      }
-      link->has_pending_ = !empty;
+      link->has_pending_ = !link->Flush(&sent);
       any = any || link->pending_.size() != before;
     }
     RingBell(link->theirs_);
@@ -394,6 +395,12 @@ bool ShmTransport::AnyWork() const {
   return false;
 }
 
+bool ShmTransport::AnyRoom() const {
+  for (const ShmLink* link : links_)
+    if (link->has_pending_ && link->out_->writer_waits.load(std::memory_order_seq_cst) == 0) return true;
+  return false;
+}
+
 void ShmTransport::Kick() {
   RingBell(mine_, true);  // who sleeps in the kernel has work
   if (pollers_ > 0 || !thread_.joinable()) return;
@@ -404,10 +411,11 @@ void ShmTransport::Kick() {
 }
 
 void ShmTransport::Wait(uint32_t messages, int64_t timeout_ns) {
-  // What has come since the bell was read is found by the poll, or by the futex, whose value has then changed.
+  // What has come since the bell was read is found by the poll, or by the futex, whose value has then changed. So is
+  // room in a full ring, whose reader rings once for it.
   uint32_t bell = mine_->bell.load(std::memory_order_seq_cst);
-  if (AnyInbound() || AnyWork()) return;
-  Sleep(bell, bell + messages, timeout_ns);
+  if (AnyInbound() || AnyRoom()) return;
+  Sleep(bell, bell + (AnyWork() ? 1 : messages), timeout_ns);
 }
 
 void ShmTransport::Sleep(uint32_t bell, uint32_t wake_at, int64_t timeout_ns) {

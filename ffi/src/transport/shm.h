@@ -57,6 +57,8 @@ class ShmLink final : public Link {
     bool streaming = false;
   };
   bool TryWrite(const Header& header, const Span* payload, size_t spans, size_t bytes);  // under mu_
+  // The same. Where there is no room now, the reader rings when there is.
+  bool WriteOrAsk(const Header& header, const Span* payload, size_t spans, size_t bytes);
   bool Flush(std::vector<uint64_t>* sent);  // under mu_; whether the queue is empty now
   bool WriteFragment(Pending* p);           // under mu_
 
@@ -97,6 +99,7 @@ class ShmTransport final : public Pollable {
   ShmTransport(ShmSegment* mine, int places, int place);
   bool Drain(ShmLink* link);
   bool AnyWork() const;  // messages that didn't fit wait for room
+  bool AnyRoom() const;  // for some of them there may be room now
   bool AnyInbound() const;
   void Sleep(uint32_t bell, uint32_t wake_at, int64_t timeout_ns);
   void ServiceLoop();
