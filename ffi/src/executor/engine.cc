@@ -365,10 +365,7 @@ void Engine::KeepEarly(Link* link, const Header& h, const void* payload) {
   if (aborted_.count(h.key) != 0) return Drop(link, h, payload);
   size_t bytes = h.payload + sizeof(Early);
   if (early_bytes_ + bytes > options_.early_bytes) {
-    std::string why = Format(
-        "rank %u is too far ahead: process %d holds %zu MiB for operations that it has not begun. Let the ranks meet "
-        "now and then, by block_until_ready or a collective in which all take part",
-        h.src, my_process_, early_bytes_ >> 20);
+    std::string why = TooFarAhead(h.src, early_bytes_, "for operations that it has not begun");
     Drop(link, h, payload);
     TellAll(h.key, why);
     return FailKey(h.key, why, nullptr);

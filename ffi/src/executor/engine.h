@@ -120,6 +120,8 @@ class Engine : public LinkSink {
   void Dispatch(Link* link, const Header& header, const void* payload);  // under mu_
   void Drop(Link* link, const Header& header, const void* payload);      // gives back what an unwanted message holds
   void KeepEarly(Link* link, const Header& header, const void* payload);
+  // The failure of an operation for whose small messages this process keeps `bytes` already: `what`.
+  std::string TooFarAhead(int rank, size_t bytes, const std::string& what) const;
   // A rank that begins takes what local ranks have ready for it. False: they call something else; the operation has
   // failed.
   bool CollectLocal(Execution* e);

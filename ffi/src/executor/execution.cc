@@ -97,7 +97,7 @@ Range Execution::LaneOf(uint32_t chunk, uint32_t lane) const {
 }
 
 void Execution::Start() {
-  while (next_lane_ < window_) StartLane(next_lane_++);
+  while (next_lane_ < window_ && !failed) StartLane(next_lane_++);
 }
 
 void Execution::StartLane(uint32_t lane) {
@@ -180,6 +180,12 @@ void Execution::IssueSend(uint32_t lane, uint32_t id) {
   if (Post(link, lane, node, r, bytes)) return SendDone(lane, id);
   std::vector<Span> spans = SlotSpans(node.src, node.chunk, r);
   if (bytes <= link->eager_limit()) {
+    // The send ends here, so nothing but this limits what a peer that takes nothing is sent; and waiting for it would
+    // be a deadlock, as it may wait for what lies behind.
+    if (size_t held = link->held(); held + bytes > engine_->options_.early_bytes)
+      return engine_->FailKey(
+          request.key,
+          engine_->TooFarAhead(request.rank, held, Format("that process %d has yet to take", link->process())), this);
     Tell(link, MessageType::kEager, node.peer, lane, node.transfer, spans.data(), spans.size());
     return SendDone(lane, id);
   }

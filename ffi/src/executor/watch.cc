@@ -119,6 +119,13 @@ const Engine::Early* Engine::FindDisagreement(const Execution& e, int64_t now) c
   return nullptr;
 }
 
+std::string Engine::TooFarAhead(int rank, size_t bytes, const std::string& what) const {
+  return Format(
+      "rank %d is too far ahead: process %d holds %zu MiB %s. Let the ranks meet now and then, by block_until_ready or "
+      "a collective in which all take part",
+      rank, my_process_, bytes >> 20, what.c_str());
+}
+
 // Early messages of operations that nobody waits for any more: those that do would have given up by now.
 void Engine::DropStale(int64_t now) {
   for (auto it = early_.begin(); it != early_.end();) {

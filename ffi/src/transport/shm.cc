@@ -115,6 +115,7 @@ bool ShmLink::Send(const Header& header, const Span* payload, size_t spans) {
         const auto* b = static_cast<const uint8_t*>(payload[i].data);
         p.owned.insert(p.owned.end(), b, b + payload[i].size);
       }
+      held_ += p.held();
       pending_.push_back(std::move(p));
       has_pending_ = true;
       transport_->Kick();
@@ -168,6 +169,7 @@ bool ShmLink::Flush(std::vector<uint64_t>* sent) {
       Span payload{p.owned.data(), p.owned.size()};
       if (!WriteOrAsk(p.header, &payload, 1, p.owned.size())) return false;
     }
+    held_ -= p.held();
     pending_.pop_front();
   }
   return true;
@@ -226,6 +228,7 @@ void ShmLink::PeerGone() {
   std::lock_guard<std::mutex> lock(mu_);
   gone_ = true;
   pending_.clear();
+  held_ = 0;
   has_pending_ = false;
 }
 

@@ -55,6 +55,7 @@ class ShmLink final : public Link {
     size_t next = 0;             // the first of them that isn't written; it begins where the last fragment ended
     uint64_t token = 0;
     bool streaming = false;
+    size_t held() const { return streaming ? 0 : sizeof(Pending) + owned.size(); }
   };
   bool TryWrite(const Header& header, const Span* payload, size_t spans, size_t bytes);  // under mu_
   // The same. Where there is no room now, the reader rings when there is.

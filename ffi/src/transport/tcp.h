@@ -47,6 +47,7 @@ class TcpLink final : public Link {
     std::vector<Span> spans;
     size_t written = 0, total = 0;   // bytes of header and payload
     size_t next = 0, next_from = 0;  // the first span that isn't written, and the byte of it
+    size_t held = 0;                 // bytes of ours: none where the payload is the caller's
     std::shared_ptr<StreamState> stream;
   };
   struct Conn {
@@ -69,6 +70,7 @@ class TcpLink final : public Link {
     int small = 0;  // so many bytes may wait for an acknowledgement although they have come
   };
   void Push(Conn* c, Item item);
+  void Drop(Conn* c);  // what waits to be written: nobody will take it; under write_mu
   static size_t Unwritten(const Item& item, iovec* iov, size_t most);  // the next pieces; how many
   static void Wrote(Item* item, size_t bytes);
   // Writes what the socket takes. Finished streams are added to `sent`. False: the connection is broken.

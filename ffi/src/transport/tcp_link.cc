@@ -60,6 +60,7 @@ bool TcpLink::Send(const Header& header, const Span* payload, size_t spans) {
   if (item.owned.size() > kMaxPayload) return false;
   item.header.payload = static_cast<uint32_t>(item.owned.size());
   item.spans = {{nullptr, item.owned.size()}};
+  item.held = sizeof(Item) + item.owned.size();
   Push(conns_[0].get(), std::move(item));
   return true;
 }
@@ -70,7 +71,9 @@ void TcpLink::Push(Conn* c, Item item) {
   bool ok = true;
   {
     std::lock_guard<std::mutex> lock(c->write_mu);
+    if (down_) return;
     bool first = c->queue.empty();
+    held_ += item.held;
     c->queue.push_back(std::move(item));
     if (!c->queue.back().owned.empty()) c->queue.back().spans[0].data = c->queue.back().owned.data();
     // What the socket takes goes out at once. The end of a stream is told by whoever polls next: OnSent may not be
@@ -165,9 +168,15 @@ bool TcpLink::Write(Conn* c, std::vector<uint64_t>* sent) {
     Wrote(&item, static_cast<size_t>(put));
     if (item.written < item.total) continue;
     if (item.stream && item.stream->left.fetch_sub(1) == 1) sent->push_back(item.stream->token);
+    held_ -= item.held;
     c->queue.pop_front();
   }
   return true;
+}
+
+void TcpLink::Drop(Conn* c) {
+  for (const Item& item : c->queue) held_ -= item.held;
+  c->queue.clear();
 }
 
 bool TcpLink::idle() {
