@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "executor/completers.h"
+#include "executor/early.h"
 #include "transport/shm.h"
 #include "transport/shm_layout.h"
 #include "transport/shm_slab.h"
@@ -161,6 +162,42 @@ void WaitForRoom() {
   Check(pair.ends[0]->Poll() && pair.links[0]->idle(), "no room after a wait for it");
 }
 
+// ---------------------------------------------------------------- early messages by themselves
+
+Header Message(int64_t launch, uint16_t dst, uint64_t shape) {
+  Header h;
+  h.type = MessageType::kEager;
+  h.payload = 8;
+  h.dst = dst;
+  h.key = {1, 2, launch, 0};
+  h.signature = shape << 8;
+  return h;
+}
+
+void EarlyMessagesAreFound() {
+  const uint64_t data = 0;
+  EarlyMessages early;
+  auto others = [&](uint64_t site, uint64_t shape) {
+    size_t n = 0;
+    early.FindOther(1, site, shape << 8, [&](const Early&) { return ++n == 0; });
+    return n;
+  };
+  for (int64_t launch = 0; launch < 4; ++launch)
+    for (uint16_t dst : {0, 1}) early.Keep(nullptr, Message(launch, dst, 5), &data, launch);
+  early.Keep(nullptr, Message(0, 1, 6), &data, 9);  // now the operation that had waited for longest has waited least
+  Check(early.bytes() == 9 * EarlyMessages::Cost(8), "bytes");
+  Check(others(2, 5) == 1 && others(2, 6) == 8 && others(2, 7) == 9 && others(3, 7) == 0, "messages of another shape");
+  Check(early.Take(Message(1, 0, 5).key, 2).empty() && early.Take(Message(7, 0, 5).key).empty(), "taken of nothing");
+  Check(early.Take(Message(1, 0, 5).key, 1).size() == 1 && early.Take(Message(1, 0, 5).key, 1).empty(), "of one rank");
+  Check(early.TakeStale(1).empty(), "stale before its time");
+  Check(early.TakeStale(3).front().header.key.launch == 1 && early.TakeStale(3).front().header.key.launch == 2,
+        "stale");
+  Check(early.TakeStale(3).empty() && early.Take(Message(3, 0, 5).key).size() == 2, "what is left");
+  std::vector<Early> last = early.TakeStale(10);
+  Check(last.size() == 3 && last[2].header.signature == 6 << 8 && last[2].payload.size() == 8, "in order");
+  Check(early.bytes() == 0 && others(2, 7) == 0 && early.TakeStale(10).empty(), "something is left");
+}
+
 // ---------------------------------------------------------------- completers by themselves
 
 size_t Threads() {
@@ -197,6 +234,7 @@ int main() {
   LongestMessage();
   LostPeer();
   WaitForRoom();
+  EarlyMessagesAreFound();
   OneThreadForEach();
   return 0;
 }

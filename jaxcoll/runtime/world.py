@@ -28,7 +28,7 @@ log = logging.getLogger("jaxcoll")
 _NS = 1_000_000_000
 _EARLY_LEAST = 256 << 20
 _EARLY_OPERATIONS = 1024  # XLA has 32 launches of a program under way: this is 32 independent collectives in each
-_EARLY_MESSAGE = (16 << 10) + 256  # bytes: the largest that is sent unasked, and what is kept with it
+_EARLY_MESSAGE = (16 << 10) + 512  # bytes: the largest that is sent unasked, and what is kept with it
 _HAND_OVER_S = 30.0  # at the end: long enough for a late peer, short enough where one is stuck for good
 
 

@@ -188,6 +188,20 @@ def test_a_rank_that_is_too_far_ahead_is_told(transport: str):
         assert all(not e or "too far ahead" in e for e in [*errors, *late])
 
 
+def test_small_messages_that_are_kept_count_with_what_is_around_them():
+    with Cluster("tcp", 2, early_bytes=100_000) as cluster:
+        schedule = build("binomial", Kind.BROADCAST, 2, root=0)
+        key, launches = cluster.define([schedule]), [cluster.new_launch() for _ in range(300)]
+        for launch in launches:
+            begin(cluster, schedule, [0], count=1, launch=launch, key=key)
+        until, refused = time.monotonic() + 10, len(launches) - 100_000 // (512 + 4)
+        while cluster.native.lib.jc_world_failures(cluster.worlds[1]) < refused:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        errors = [begin(cluster, schedule, [1], count=1, launch=i, key=key)[0].error(5) for i in launches]
+        assert sum("rank 0 is too far ahead" in e for e in errors) == refused == sum(bool(e) for e in errors)
+
+
 @pytest.mark.parametrize("transport", ["shm", "shm-ring", "tcp"])
 def test_a_rank_that_sends_to_one_that_takes_nothing_is_told(transport: str):
     # Process 1 reads neither ring nor socket: what process 0 keeps for it has a limit of its own.
