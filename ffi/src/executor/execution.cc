@@ -376,14 +376,15 @@ std::vector<MutableSpan> Execution::DataTarget(Link* link, const Header& h) {
   // another out spoils the value that it owes, and nothing else: parts aren't told from each other.
   s.promised += h.payload;
   if (!InPlace(node)) return {{s.buffer.get() + h.offset, h.payload}};
+  // Of the elements that the part touches, perhaps half of the first and of the last: there are many parts, and a list
+  // of the whole lane's pieces for each would be long.
   std::vector<MutableSpan> target;
-  size_t skip = h.offset, want = h.payload;
-  for (const Span& span : SlotSpans(node.dst, node.chunk, LaneOf(node.chunk, h.lane))) {
-    if (want == 0) break;
-    if (skip >= span.size) {
-      skip -= span.size;
-      continue;
-    }
+  const size_t element = WireSize(plan_.incoming[i].wide);
+  const int64_t begin = LaneOf(node.chunk, h.lane).begin;
+  Range touched{begin + static_cast<int64_t>(h.offset / element),
+                begin + static_cast<int64_t>((h.offset + h.payload + element - 1) / element)};
+  size_t skip = h.offset % element, want = h.payload;
+  for (const Span& span : SlotSpans(node.dst, node.chunk, touched)) {
     size_t take = std::min(span.size - skip, want);
     target.push_back({static_cast<uint8_t*>(const_cast<void*>(span.data)) + skip, take});
     skip = 0;
