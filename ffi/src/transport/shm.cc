@@ -141,9 +141,10 @@ void ShmLink::Stream(const Header& header, const std::vector<Span>& payload, uin
 }
 
 bool ShmLink::WriteFragment(Pending* p) {
-  Span part[16]{};
+  constexpr size_t kParts = 256;
+  Span part[kParts]{};
   size_t parts = 0, bytes = 0;
-  for (size_t i = p->next; i < p->stream.size() && parts < 16 && bytes < kFragment; ++i) {
+  for (size_t i = p->next; i < p->stream.size() && parts < kParts && bytes < kFragment; ++i) {
     part[parts] = {p->stream[i].data, std::min(p->stream[i].size, kFragment - bytes)};
     bytes += part[parts++].size;
   }
