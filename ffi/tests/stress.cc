@@ -20,13 +20,8 @@
 #include <vector>
 
 #include "jaxcoll/jaxcoll.h"
-#include "transport/shm.h"
-#include "transport/shm_layout.h"
-#include "transport/shm_slab.h"
 
 namespace {
-
-using namespace jaxcoll;  // NOLINT: a test
 
 constexpr int kRanks = 4;
 constexpr int64_t kSecond = 1000000000;
@@ -332,103 +327,11 @@ void Run(Join join, double seconds, uint64_t seed) {
          static_cast<unsigned long long>(version));
 }
 
-// ---------------------------------------------------------------- the slab by itself
-
-// Wherever the last block ended, an empty slab takes the largest one: about the middle it fits on neither side.
-void LargestBlock() {
-  std::vector<uint8_t> memory(kSlabBytes + kLine), data(kSlabLimitMany);
-  auto* base = reinterpret_cast<uint8_t*>(RoundUp(reinterpret_cast<uintptr_t>(memory.data()), kLine));
-  for (size_t size = kSlabLimitMany - 4096; size <= kSlabLimitMany; size += kLine) {
-    ShmSlab slab(base, 1, 0);
-    for (size_t bytes : {size, kSlabLimitMany}) {
-      Span span{data.data(), bytes};
-      uint64_t block = slab.Put(&span, 1, bytes);
-      Check(block != 0, "an empty slab has no room");
-      slab.Release(block);
-    }
-  }
-}
-
-// What a process holds that has ended is free; what others hold is not. Also where the heads take several lines.
-void LostReader(int places) {
-  constexpr size_t kBytes = 100 << 10;
-  std::vector<uint8_t> memory(kSlabBytes + kLine), data(kBytes);
-  auto* base = reinterpret_cast<uint8_t*>(RoundUp(reinterpret_cast<uintptr_t>(memory.data()), kLine));
-  ShmSlab slab(base, places, 0);
-  std::vector<uint64_t> blocks;
-  Span span{data.data(), kBytes};
-  while (uint64_t block = slab.Put(&span, 1, kBytes)) {
-    slab.Lend(block, 1);
-    slab.Lend(block, places - 1);
-    slab.Release(block);
-    blocks.push_back(block);
-  }
-  Check(blocks.size() >= 18 && blocks.back() + kBytes <= kSlabBytes, "blocks in the slab");
-  auto read = [&](uint64_t block) { HeadOf(base, block, places)->held[places - 1].fetch_sub(1); };
-  read(blocks[0]);
-  Check(slab.Put(&span, 1, kBytes) == 0, "a block was given away that a living process holds");
-  slab.Gone(1);
-  Check(slab.Put(&span, 1, kBytes) == blocks[0], "a lost process keeps its block");
-  Check(slab.Put(&span, 1, kBytes) == 0, "a block was given away after another process's end");
-}
-
-// ---------------------------------------------------------------- a ring by itself
-
-struct Heard final : LinkSink {
-  void OnMessage(Link*, const Header& header, const void*) override { bytes += header.payload; }
-  std::vector<MutableSpan> OnData(Link*, const Header&) override { return {}; }
-  void OnLanded(Link*, const Header&, const Timed&) override {}
-  void OnSent(Link*, uint64_t) override {}
-  void OnLinkDown(Link*, const std::string& why) override { Fail(why); }
-  void Work() override {}
-  size_t bytes = 0;
-};
-
-// A message that would never find room is refused, so that nothing waits behind it; the longest finds room wherever the
-// last one ended.
-void LongestMessage() {
-  constexpr size_t kLongest = kRingBytes / 2 - sizeof(RecordHead) - sizeof(Header);
-  std::array<int, 2> fds{};
-  std::array<std::unique_ptr<ShmTransport>, 2> ends;
-  std::array<std::unique_ptr<ShmLink>, 2> links;
-  Heard heard;
-  for (int p = 0; p < 2; ++p) {
-    fds[p] = memfd_create("stress", 0);
-    Check(ftruncate(fds[p], static_cast<off_t>(ShmTransport::SegmentBytes(2))) == 0, "ftruncate");
-    Check(ShmTransport::Create(fds[p], 2, p, &ends[p]).ok(), "segment");
-  }
-  for (int p = 0; p < 2; ++p) {
-    Check(ends[p]->AddPeer(fds[1 - p], 1 - p, 1 - p, getpid(), false, &links[p]).ok(), "peer");
-    ends[p]->Run(&heard, false);
-  }
-  for (int fd : fds) close(fd);
-  std::vector<uint8_t> data(kRingBytes);
-  auto send = [&](size_t bytes) {
-    Span span{data.data(), bytes};
-    return links[0]->Send(Header{}, &span, 1);
-  };
-  size_t sent = 0;
-  for (size_t i = 0; i < 100; ++i) {
-    Check(!send(kRingBytes) && !send(kLongest + 1), "a message was taken that may never find room");
-    for (size_t bytes : {kLongest, i * 97}) {
-      Check(send(bytes), "a message was refused");
-      sent += bytes;
-      while (ends[1]->Poll() || ends[0]->Poll()) {
-      }
-      Check(heard.bytes == sent, "a message found no room in an empty ring");
-    }
-  }
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
   double seconds = argc > 1 ? atof(argv[1]) : 2;
   uint64_t seed = argc > 2 ? strtoull(argv[2], nullptr, 10) : 1;
-  LongestMessage();
-  LargestBlock();
-  LostReader(3);
-  LostReader(100);
   for (Join join : {Join::kShm, Join::kShmRing, Join::kTcp, Join::kMixed})
     Run(join, seconds / 4, seed + static_cast<uint64_t>(join));
   return 0;

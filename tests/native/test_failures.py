@@ -188,6 +188,38 @@ def test_a_rank_that_is_too_far_ahead_is_told(transport: str):
         assert all(not e or "too far ahead" in e for e in [*errors, *late])
 
 
+def test_small_messages_that_are_kept_count_with_what_is_around_them():
+    with Cluster("tcp", 2, early_bytes=100_000) as cluster:
+        schedule = build("binomial", Kind.BROADCAST, 2, root=0)
+        key, launches = cluster.define([schedule]), [cluster.new_launch() for _ in range(300)]
+        for launch in launches:
+            begin(cluster, schedule, [0], count=1, launch=launch, key=key)
+        until, refused = time.monotonic() + 10, len(launches) - 100_000 // (512 + 4)
+        while cluster.native.lib.jc_world_failures(cluster.worlds[1]) < refused:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        errors = [begin(cluster, schedule, [1], count=1, launch=i, key=key)[0].error(5) for i in launches]
+        assert sum("rank 0 is too far ahead" in e for e in errors) == refused == sum(bool(e) for e in errors)
+
+
+@pytest.mark.parametrize("transport", ["shm", "shm-ring", "tcp"])
+def test_a_rank_that_sends_to_one_that_takes_nothing_is_told(transport: str):
+    # Process 1 reads neither ring nor socket: what process 0 keeps for it has a limit of its own.
+    with Cluster(transport, 2, early_bytes=100_000, mismatch=10, only=0) as cluster:
+        schedule = build("binomial", Kind.BROADCAST, 2, root=0)
+        key, launches, errors = cluster.define([schedule]), [cluster.new_launch() for _ in range(3000)], [""]
+        ahead = iter(launches)
+        while not errors[-1]:
+            (op,) = begin(cluster, schedule, [0], count=1000, launch=next(ahead), key=key)
+            errors.append(op.error(5))
+        assert "rank 0 is too far ahead: process 0 holds 0 MiB that process 1 has yet to take" in errors[-1]
+        cluster.native.check(cluster.native.lib.jc_world_start(cluster.worlds[1]))
+        (late,) = begin(cluster, schedule, [1], count=1000, launch=launches[0], key=key)
+        assert run_until(cluster, [late], 5) == [""]
+        assert (late.result() == 1).all(), "what was sent before is still good"
+        still_works(cluster, [1, 0])  # process 1 begins: it keeps no more for later
+
+
 def _disagree(cluster: Cluster, odd: dict[str, Any]) -> list[str]:
     """Rank 2 calls something else than the others, under the same name; the errors of all."""
     schedule = build("ring", Kind.ALL_REDUCE, N)

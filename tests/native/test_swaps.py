@@ -158,6 +158,20 @@ def test_a_proposal_in_the_past_is_refused():
             cluster.decide(0, key, 1, commit=False)
 
 
+def test_a_launch_that_goes_on_for_long_keeps_count():
+    # It loops, while many others of its call site begin and end.
+    long, value = 1 << 40, np.ones(1, np.float32)
+    with Cluster("inproc", 2) as cluster:
+        key = cluster.define([build("one_shot", Kind.ALL_REDUCE, 2)])
+        for turn in range(12):
+            for launch in (long, *range(100 * turn, 100 * turn + 100)):
+                ops = [cluster.start(r, Kind.ALL_REDUCE, value, key, launch=launch) for r in range(2)]
+                cluster.finish(ops)
+                for op in ops:
+                    op.free()
+        assert (1, long, 11) in cluster.started(0, key)
+
+
 @pytest.mark.parametrize("commit", [True, False])
 @pytest.mark.parametrize("transport", ["inproc", "shm", "tcp", "mixed", "fake"])
 def test_executions_wait_for_the_verdict(transport: str, commit: bool):

@@ -186,12 +186,4 @@ int64_t ScheduleSet::held_ns() {
   return held_ns_;
 }
 
-std::vector<uint64_t> ScheduleSet::versions() {
-  std::lock_guard<std::mutex> lock(mu_);
-  std::vector<uint64_t> out;
-  out.reserve(commits_.size());
-  for (const Commit& c : commits_) out.push_back(c.version->number);
-  return out;
-}
-
 }  // namespace jaxcoll

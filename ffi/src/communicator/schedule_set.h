@@ -73,7 +73,6 @@ class ScheduleSet {
   size_t waiting();
   // For how long the last proposal and its verdict have held the lock that a beginning execution takes, nanoseconds.
   int64_t held_ns();
-  std::vector<uint64_t> versions();
   const std::vector<std::shared_ptr<const Program>>& programs() const { return programs_; }
 
  private:

@@ -10,7 +10,9 @@
 namespace jaxcoll {
 namespace {
 
-constexpr size_t kLaunchesKept = 1024;
+// Of a call site: XLA has 32 launches under way on a device, and one is forgotten only when so many others have used
+// the call site since it did. There may be thousands of call sites, so what each keeps counts.
+constexpr size_t kLaunchesKept = 128;
 
 }  // namespace
 
@@ -219,16 +221,15 @@ Status World::Stage(uint64_t group, int64_t set_key, uint64_t version, int64_t p
 }
 
 uint32_t World::NextIndex(uint64_t group, int rank, uint64_t site, int64_t launch) {
-  Counter& c = counters_[Mix64(group ^ Mix64(site ^ Mix64(static_cast<uint64_t>(rank))))];
-  auto [it, fresh] = c.begun.emplace(launch, 0);
-  if (fresh) {
-    c.order.push_back(launch);
-    if (c.order.size() > kLaunchesKept) {
-      c.begun.erase(c.order.front());
-      c.order.pop_front();
-    }
+  std::vector<Begun>& begun = begun_[Mix64(group ^ Mix64(site ^ Mix64(static_cast<uint64_t>(rank))))];
+  auto found = std::find_if(begun.rbegin(), begun.rend(), [&](const Begun& b) { return b.launch == launch; });
+  if (found != begun.rend()) {
+    std::rotate(found.base() - 1, found.base(), begun.end());
+  } else {
+    if (begun.size() == kLaunchesKept) begun.erase(begun.begin());
+    begun.push_back({launch, 0});
   }
-  return it->second++;
+  return begun.back().next++;
 }
 
 Status World::Prepare(const Call& call, Prepared* out) {

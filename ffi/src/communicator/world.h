@@ -3,7 +3,6 @@
 #ifndef JAXCOLL_COMMUNICATOR_WORLD_H_
 #define JAXCOLL_COMMUNICATOR_WORLD_H_
 
-#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -83,10 +82,10 @@ class World {
     std::shared_ptr<const Group> group;
     std::vector<int> local_ranks;
   };
-  struct Counter {
-    // Executions of a call site begun by a rank, per launch; the oldest launches are forgotten.
-    std::unordered_map<int64_t, uint32_t> begun;
-    std::deque<int64_t> order;
+  // Executions of a call site that a rank has begun in one launch.
+  struct Begun {
+    int64_t launch;
+    uint32_t next;
   };
   // A call with its place in the world.
   struct Prepared {
@@ -129,7 +128,8 @@ class World {
   std::vector<std::shared_ptr<const Program>> programs_;
   std::unordered_map<uint64_t, Member> members_;
   std::map<std::pair<uint64_t, int64_t>, std::shared_ptr<ScheduleSet>> sets_;
-  std::unordered_map<uint64_t, Counter> counters_;
+  // By call site and rank: the launches used last, the newest at the end.
+  std::unordered_map<uint64_t, std::vector<Begun>> begun_;
   std::vector<std::shared_ptr<gpu::Runtime>> runtimes_;  // outlive the teams
   std::unordered_map<uint64_t, std::shared_ptr<gpu::Team>> teams_;
   std::vector<Joined> joined_;       // all that are in use or being made

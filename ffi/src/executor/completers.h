@@ -28,7 +28,7 @@ class Completers {
     std::mutex mu;
     std::condition_variable work, quiet;
     std::deque<std::function<void()>> queue;
-    size_t idle = 0, threads = 0;
+    size_t idle = 0, threads = 0;  // idle: waiting, or started and not yet running
     bool stopping = false;
   };
   static void Loop(const std::shared_ptr<State>& state);

@@ -90,14 +90,7 @@ bool Engine::Start(OpRequest request, bool drive, Status* status, Completion don
   SetBusy();
   if (CollectLocal(e)) e->Start();
   if (e->over() && open_.count(key) != 0) Retire(e);  // nothing to do at all
-  if (auto it = early_.find(key); it != early_.end()) {
-    std::vector<Early> early = std::move(it->second);
-    early_.erase(it);
-    for (const Early& m : early) {
-      early_bytes_ -= m.payload.size() + sizeof(Early);
-      Dispatch(m.link, m.header, m.payload.data());
-    }
-  }
+  for (const Early& m : early_.Take(key.op, key.rank)) Dispatch(m.link, m.header, m.payload.data());
   if (any_lost_) FailIfLost(key.op, key.rank);
   RunTasks(lock);
   FlushFinished(lock);
@@ -363,19 +356,13 @@ void Engine::Drop(Link* link, const Header& h, const void* payload) {
 
 void Engine::KeepEarly(Link* link, const Header& h, const void* payload) {
   if (aborted_.count(h.key) != 0) return Drop(link, h, payload);
-  size_t bytes = h.payload + sizeof(Early);
-  if (early_bytes_ + bytes > options_.early_bytes) {
-    std::string why = Format(
-        "rank %u is too far ahead: process %d holds %zu MiB for operations that it has not begun. Let the ranks meet "
-        "now and then, by block_until_ready or a collective in which all take part",
-        h.src, my_process_, early_bytes_ >> 20);
+  if (early_.bytes() + EarlyMessages::Cost(h.payload) > options_.early_bytes) {
+    std::string why = TooFarAhead(h.src, early_.bytes(), "for operations that it has not begun");
     Drop(link, h, payload);
     TellAll(h.key, why);
     return FailKey(h.key, why, nullptr);
   }
-  early_bytes_ += bytes;
-  const auto* p = static_cast<const uint8_t*>(payload);
-  early_[FullKey{h.key, h.dst}].push_back({link, h, std::vector<uint8_t>(p, p + h.payload), NowNs()});
+  early_.Keep(link, h, payload, NowNs());
 }
 
 std::vector<MutableSpan> Engine::OnData(Link* link, const Header& h) {
@@ -454,17 +441,7 @@ void Engine::FailKey(const OpKey& key, const std::string& why, const Execution* 
   }
   for (auto it = streams_.begin(); it != streams_.end();)
     it = it->second.key == key ? streams_.erase(it) : std::next(it);
-  for (auto it = early_.begin(); it != early_.end();) {
-    if (!(it->first.op == key)) {
-      ++it;
-      continue;
-    }
-    for (const Early& m : it->second) {
-      early_bytes_ -= m.payload.size() + sizeof(Early);
-      Drop(m.link, m.header, m.payload.data());
-    }
-    it = early_.erase(it);
-  }
+  for (const Early& m : early_.Take(key)) Drop(m.link, m.header, m.payload.data());
   for (Execution* e : mine)
     if (e->running == 0) Retire(e);
 }

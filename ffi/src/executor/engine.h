@@ -21,6 +21,7 @@
 
 #include "base/status.h"
 #include "executor/completers.h"
+#include "executor/early.h"
 #include "executor/execution.h"
 #include "telemetry/record.h"
 #include "transport/link.h"
@@ -99,17 +100,8 @@ class Engine : public LinkSink {
     bool operator==(const FullKey& o) const { return op == o.op && rank == o.rank; }
   };
   struct Hash {
-    size_t operator()(const OpKey& k) const {
-      return static_cast<size_t>(
-          Mix64(k.comm ^ Mix64(k.site ^ Mix64(static_cast<uint64_t>(k.launch) ^ (uint64_t{k.index} << 40)))));
-    }
+    size_t operator()(const OpKey& k) const { return OpKeyHash()(k); }
     size_t operator()(const FullKey& k) const { return (*this)(k.op) * 31 + static_cast<size_t>(k.rank); }
-  };
-  struct Early {
-    Link* link;
-    Header header;
-    std::vector<uint8_t> payload;
-    int64_t kept_ns;
   };
   struct Task {
     Execution* execution;
@@ -120,6 +112,8 @@ class Engine : public LinkSink {
   void Dispatch(Link* link, const Header& header, const void* payload);  // under mu_
   void Drop(Link* link, const Header& header, const void* payload);      // gives back what an unwanted message holds
   void KeepEarly(Link* link, const Header& header, const void* payload);
+  // The failure of an operation for whose small messages this process keeps `bytes` already: `what`.
+  std::string TooFarAhead(int rank, size_t bytes, const std::string& what) const;
   // A rank that begins takes what local ranks have ready for it. False: they call something else; the operation has
   // failed.
   bool CollectLocal(Execution* e);
@@ -164,8 +158,7 @@ class Engine : public LinkSink {
   std::mutex mu_;
   std::unordered_map<FullKey, std::unique_ptr<Execution>, Hash> open_;
   std::unordered_map<OpKey, std::unique_ptr<Gang>, Hash> gangs_;
-  std::unordered_map<FullKey, std::vector<Early>, Hash> early_;
-  size_t early_bytes_ = 0;
+  EarlyMessages early_;
   std::unordered_map<OpKey, std::string, Hash> aborted_;
   std::deque<OpKey> aborted_order_;
   size_t failures_ = 0;

@@ -97,7 +97,7 @@ Range Execution::LaneOf(uint32_t chunk, uint32_t lane) const {
 }
 
 void Execution::Start() {
-  while (next_lane_ < window_) StartLane(next_lane_++);
+  while (next_lane_ < window_ && !failed) StartLane(next_lane_++);
 }
 
 void Execution::StartLane(uint32_t lane) {
@@ -180,6 +180,12 @@ void Execution::IssueSend(uint32_t lane, uint32_t id) {
   if (Post(link, lane, node, r, bytes)) return SendDone(lane, id);
   std::vector<Span> spans = SlotSpans(node.src, node.chunk, r);
   if (bytes <= link->eager_limit()) {
+    // The send ends here, so nothing but this limits what a peer that takes nothing is sent; and waiting for it would
+    // be a deadlock, as it may wait for what lies behind.
+    if (size_t held = link->held(); held + bytes > engine_->options_.early_bytes)
+      return engine_->FailKey(
+          request.key,
+          engine_->TooFarAhead(request.rank, held, Format("that process %d has yet to take", link->process())), this);
     Tell(link, MessageType::kEager, node.peer, lane, node.transfer, spans.data(), spans.size());
     return SendDone(lane, id);
   }
@@ -366,16 +372,19 @@ std::vector<MutableSpan> Execution::DataTarget(Link* link, const Header& h) {
     s.arrive_ns = NowNs();
     if (!InPlace(node)) s.buffer.reset(new uint8_t[total]);
   }
-  s.promised += h.payload;  // what overlaps something else is refused, so all has landed when the total has
+  // Never more than the total, so that all has landed when the total has. A peer that sends one part twice and leaves
+  // another out spoils the value that it owes, and nothing else: parts aren't told from each other.
+  s.promised += h.payload;
   if (!InPlace(node)) return {{s.buffer.get() + h.offset, h.payload}};
+  // Of the elements that the part touches, perhaps half of the first and of the last: there are many parts, and a list
+  // of the whole lane's pieces for each would be long.
   std::vector<MutableSpan> target;
-  size_t skip = h.offset, want = h.payload;
-  for (const Span& span : SlotSpans(node.dst, node.chunk, LaneOf(node.chunk, h.lane))) {
-    if (want == 0) break;
-    if (skip >= span.size) {
-      skip -= span.size;
-      continue;
-    }
+  const size_t element = WireSize(plan_.incoming[i].wide);
+  const int64_t begin = LaneOf(node.chunk, h.lane).begin;
+  Range touched{begin + static_cast<int64_t>(h.offset / element),
+                begin + static_cast<int64_t>((h.offset + h.payload + element - 1) / element)};
+  size_t skip = h.offset % element, want = h.payload;
+  for (const Span& span : SlotSpans(node.dst, node.chunk, touched)) {
     size_t take = std::min(span.size - skip, want);
     target.push_back({static_cast<uint8_t*>(const_cast<void*>(span.data)) + skip, take});
     skip = 0;

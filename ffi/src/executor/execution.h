@@ -11,6 +11,7 @@
 
 #include "base/clock.h"
 #include "base/status.h"
+#include "executor/span_cursor.h"
 #include "executor/view.h"
 #include "program/plan.h"
 #include "reduce/combine.h"
@@ -189,9 +190,10 @@ class Execution {
   Status CopyIn(uint32_t lane, const Node& node);
   Status ReduceIn(uint32_t lane, const Node& node);
   // Reads bytes [at, at + size) of an offer out of the peer's memory.
-  Status Fetch(const InState& s, size_t at, size_t size, uint8_t* to) const;
-  // How many of `most` elements from `at` (of the lane) on lie in one piece in every source that is read in place.
-  int64_t InOnePiece(uint32_t lane, const Node& node, int64_t at, int64_t most) const;
+  Status Fetch(const InState& s, SpanCursor* cursor, size_t at, size_t size, uint8_t* to) const;
+  // How many of `most` elements from `at` (of the lane) on lie in one piece in every source that is read in place;
+  // `cursors`: one for each incoming value.
+  int64_t InOnePiece(uint32_t lane, const Node& node, int64_t at, int64_t most, SpanCursor* cursors) const;
   void CopyBytes(void* dst, const void* src, size_t bytes) const;
   Status CopySlot(const Node& node, Range r);
 

@@ -13,35 +13,6 @@ constexpr int64_t kBounceElements = 16 << 10;
 constexpr size_t kBounceGap = 5 * 64;
 constexpr size_t kAroundFrom = size_t{32} << 10;
 
-// Where byte `at` of a list of spans lies, and how many bytes follow it there.
-const uint8_t* LocateSpan(const RemoteSpan* spans, size_t count, size_t at, size_t* left) {
-  for (size_t i = 0; i < count; ++i) {
-    if (at < spans[i].size) {
-      *left = spans[i].size - at;
-      return reinterpret_cast<const uint8_t*>(spans[i].address) + at;
-    }
-    at -= spans[i].size;
-  }
-  *left = 0;
-  return nullptr;
-}
-
-// Bytes [at, at + size) of a list of spans, as a list.
-std::vector<RemoteSpan> SubSpans(const RemoteSpan* spans, size_t count, size_t at, size_t size) {
-  std::vector<RemoteSpan> out;
-  for (size_t i = 0; i < count && size > 0; ++i) {
-    if (at >= spans[i].size) {
-      at -= spans[i].size;
-      continue;
-    }
-    size_t take = std::min<size_t>(spans[i].size - at, size);
-    out.push_back({spans[i].address + at, take});
-    at = 0;
-    size -= take;
-  }
-  return out;
-}
-
 // Memory of this thread for one pass: kept for the next, and touched only as far as it is used.
 uint8_t* Bounce(size_t bytes) {
   static thread_local std::unique_ptr<uint8_t[]> buffer;
@@ -67,14 +38,7 @@ uint8_t* Execution::Locate(const Slot& slot, uint32_t chunk, int64_t at, int64_t
   if (slot.kind == SlotKind::kScratch)
     return scratch_[slot.scratch].get() + static_cast<size_t>(at - ranges_[chunk].begin) * WireSize(slot.wide);
   const View& view = slot.kind == SlotKind::kInput ? request.input : request.output;
-  uint8_t* found = nullptr;
-  int64_t limit = *elements;
-  view.ForEach(slot.block, at, at + limit, [&](uint8_t* p, int64_t, int64_t m) {
-    if (found != nullptr) return;
-    found = p;
-    *elements = m;
-  });
-  return found;
+  return view.At(slot.block, at, elements);
 }
 
 std::vector<Span> Execution::SlotSpans(const Slot& slot, uint32_t chunk, Range r) const {
@@ -140,6 +104,7 @@ Status Execution::CopyIn(uint32_t lane, const Node& node) {
   Range r = LaneOf(node.chunk, lane);
   int64_t begin_ns = NowNs();
   size_t at = 0;
+  SpanCursor cursor(s.spans(), s.num_spans());
   for (const Span& to : SlotSpans(node.dst, node.chunk, r)) {
     auto* dst = static_cast<uint8_t*>(const_cast<void*>(to.data));
     if (s.state == In::kHeld) {
@@ -147,14 +112,14 @@ Status Execution::CopyIn(uint32_t lane, const Node& node) {
     } else if (s.direct) {
       for (size_t got = 0; got < to.size;) {
         size_t left = 0;
-        const uint8_t* from = LocateSpan(s.spans(), s.num_spans(), at + got, &left);
+        const uint8_t* from = cursor.At(at + got, &left);
         size_t take = std::min(left, to.size - got);
         if (from == nullptr) return Unreadable(TooShort(), node.first_in);
         CopyBytes(dst + got, from, take);
         got += take;
       }
     } else {
-      JC_RETURN_IF_ERROR(Unreadable(Fetch(s, at, to.size, dst), node.first_in));
+      JC_RETURN_IF_ERROR(Unreadable(Fetch(s, &cursor, at, to.size, dst), node.first_in));
     }
     at += to.size;
   }
@@ -162,21 +127,21 @@ Status Execution::CopyIn(uint32_t lane, const Node& node) {
   return {};
 }
 
-Status Execution::Fetch(const InState& s, size_t at, size_t size, uint8_t* to) const {
+Status Execution::Fetch(const InState& s, SpanCursor* cursor, size_t at, size_t size, uint8_t* to) const {
   if (s.more.empty()) {
     RemoteSpan one{s.first.address + at, size};
     return s.link->Read(&one, 1, to, size);
   }
-  std::vector<RemoteSpan> part = SubSpans(s.more.data(), s.more.size(), at, size);
+  std::vector<RemoteSpan> part = cursor->Part(at, size);
   return s.link->Read(part.data(), part.size(), to, size);
 }
 
-int64_t Execution::InOnePiece(uint32_t lane, const Node& node, int64_t at, int64_t most) const {
-  for (uint32_t k = node.first_in; k < node.first_in + node.num_in; ++k) {
-    const InState& s = in(lane, k);
+int64_t Execution::InOnePiece(uint32_t lane, const Node& node, int64_t at, int64_t most, SpanCursor* cursors) const {
+  for (uint32_t k = 0; k < node.num_in; ++k) {
+    const InState& s = in(lane, node.first_in + k);
     if (s.state != In::kOffered || !s.direct) continue;
-    size_t left = 0, wire = WireSize(plan_.incoming[k].wide);
-    LocateSpan(s.spans(), s.num_spans(), static_cast<size_t>(at) * wire, &left);
+    size_t left = 0, wire = WireSize(plan_.incoming[node.first_in + k].wide);
+    cursors[k].At(static_cast<size_t>(at) * wire, &left);
     most = std::min(most, static_cast<int64_t>(left / wire));
   }
   return most;
@@ -187,8 +152,11 @@ Status Execution::ReduceIn(uint32_t lane, const Node& node) {
   if (r.size() == 0) return {};
   bool has_own = node.src.kind != SlotKind::kNone, remote = false;
   size_t widest = 0;
+  static thread_local std::vector<SpanCursor> cursors;
+  cursors.clear();
   for (uint32_t k = 0; k < node.num_in; ++k) {
     const InState& s = in(lane, node.first_in + k);
+    cursors.emplace_back(s.spans(), s.num_spans());
     remote = remote || (s.state == In::kOffered && !s.direct);
     widest = std::max(widest, WireSize(plan_.incoming[node.first_in + k].wide));
   }
@@ -200,7 +168,7 @@ Status Execution::ReduceIn(uint32_t lane, const Node& node) {
     int64_t m = std::min(block, r.end - at);
     uint8_t* dst = Locate(node.dst, node.chunk, at, &m);
     uint8_t* own = has_own ? Locate(node.src, node.chunk, at, &m) : nullptr;
-    m = InOnePiece(lane, node, at - r.begin, m);
+    m = InOnePiece(lane, node, at - r.begin, m, cursors.data());
     if (m <= 0) return Unreadable(TooShort(), node.first_in);
     sources.clear();
     int64_t local_begin = NowNs();
@@ -212,12 +180,12 @@ Status Execution::ReduceIn(uint32_t lane, const Node& node) {
       if (s.state == In::kHeld) {
         sources.push_back({s.buffer.get() + offset, wide});
       } else if (s.direct) {
-        sources.push_back({LocateSpan(s.spans(), s.num_spans(), offset, &left), wide});
+        sources.push_back({cursors[k].At(offset, &left), wide});
       } else {
         uint8_t* to = bounce + stride * k;
         int64_t begin = NowNs();
         JC_RETURN_IF_ERROR(
-            Unreadable(Fetch(s, offset, static_cast<size_t>(m) * WireSize(wide), to), node.first_in + k));
+            Unreadable(Fetch(s, &cursors[k], offset, static_cast<size_t>(m) * WireSize(wide), to), node.first_in + k));
         s.transfer_ns += NowNs() - begin;
         sources.push_back({to, wide});
       }

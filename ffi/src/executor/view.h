@@ -28,20 +28,38 @@ struct View {
   template <typename F>
   void ForEach(int block, int64_t begin, int64_t end, F&& f) const {
     if (begin >= end) return;
-    size_t i = 0;
-    if (leaves.size() > 1)
-      i = static_cast<size_t>(std::upper_bound(leaves.begin(), leaves.end(), begin,
-                                               [](int64_t v, const Leaf& l) { return v < l.begin; }) -
-                              leaves.begin()) -
-          1;
-    for (; i < leaves.size() && begin < end; ++i) {
+    for (size_t i = LeafOf(begin); i < leaves.size() && begin < end; ++i) {
       const Leaf& leaf = leaves[i];
       int64_t stop = std::min(end, leaf.begin + leaf.count);
       if (stop <= begin) continue;
-      f(leaf.base + static_cast<size_t>(int64_t{block} * leaf.count + begin - leaf.begin) * element_size, begin,
-        stop - begin);
+      f(Address(leaf, block, begin), begin, stop - begin);
       begin = stop;
     }
+  }
+
+  // Where element `at` of a block lies. `*elements` of them are wanted, and cut to those that lie there in one piece.
+  uint8_t* At(int block, int64_t at, int64_t* elements) const {
+    uint8_t* found = nullptr;
+    for (size_t i = LeafOf(at); i < leaves.size() && found == nullptr && *elements > 0; ++i) {
+      const Leaf& leaf = leaves[i];
+      int64_t left = leaf.begin + leaf.count - at;
+      if (left <= 0) continue;
+      *elements = std::min(*elements, left);
+      found = Address(leaf, block, at);
+    }
+    return found;
+  }
+
+ private:
+  // The last leaf that begins at or before element `at`.
+  size_t LeafOf(int64_t at) const {
+    if (leaves.size() <= 1) return 0;
+    auto after =
+        std::upper_bound(leaves.begin(), leaves.end(), at, [](int64_t v, const Leaf& l) { return v < l.begin; });
+    return static_cast<size_t>(after - leaves.begin()) - 1;
+  }
+  uint8_t* Address(const Leaf& leaf, int block, int64_t at) const {
+    return leaf.base + static_cast<size_t>(int64_t{block} * leaf.count + at - leaf.begin) * element_size;
   }
 };
 

@@ -108,32 +108,25 @@ void Engine::GiveVerdicts(int64_t now) {
 // A peer that waits at the same call site under another launch with another operation, while we wait for it: the
 // programs differ. Its table may be another one: a rank that is ahead has passed the commit of a swap. One that we
 // don't wait for may be ahead as well, for as long as this operation lasts.
-const Engine::Early* Engine::FindDisagreement(const Execution& e, int64_t now) const {
-  for (const auto& [key, list] : early_) {
-    if (key.rank != e.request.rank || key.op.comm != e.request.key.comm || key.op.site != e.request.key.site) continue;
-    for (const Early& m : list)
-      if ((m.header.signature ^ e.signature()) >> 8 != 0 && m.header.type != MessageType::kWaiting &&
-          now - m.kept_ns >= options_.mismatch_ns && !e.heard(m.header.src) && e.WaitsFor(m.header.src))
-        return &m;
-  }
-  return nullptr;
+const Early* Engine::FindDisagreement(const Execution& e, int64_t now) const {
+  return early_.FindOther(e.request.key.comm, e.request.key.site, e.signature(), [&](const Early& m) {
+    return int{m.header.dst} == e.request.rank && now - m.kept_ns >= options_.mismatch_ns && !e.heard(m.header.src) &&
+           e.WaitsFor(m.header.src);
+  });
+}
+
+std::string Engine::TooFarAhead(int rank, size_t bytes, const std::string& what) const {
+  return Format(
+      "rank %d is too far ahead: process %d holds %zu MiB %s. Let the ranks meet now and then, by block_until_ready or "
+      "a collective in which all take part",
+      rank, my_process_, bytes >> 20, what.c_str());
 }
 
 // Early messages of operations that nobody waits for any more: those that do would have given up by now.
 void Engine::DropStale(int64_t now) {
-  for (auto it = early_.begin(); it != early_.end();) {
-    std::vector<Early>& list = it->second;
-    bool stale = now - list.back().kept_ns > options_.timeout_ns + options_.timeout_ns / 2;
-    if (!stale) {
-      ++it;
-      continue;
-    }
-    for (const Early& m : list) {
-      early_bytes_ -= m.payload.size() + sizeof(Early);
-      Drop(m.link, m.header, m.payload.data());
-    }
-    it = early_.erase(it);
-  }
+  const int64_t before = now - options_.timeout_ns - options_.timeout_ns / 2;
+  for (std::vector<Early> stale = early_.TakeStale(before); !stale.empty(); stale = early_.TakeStale(before))
+    for (const Early& m : stale) Drop(m.link, m.header, m.payload.data());
 }
 
 void Engine::OnLinkDown(Link* link, const std::string& why) {

@@ -8,6 +8,7 @@
 #ifndef JAXCOLL_TRANSPORT_LINK_H_
 #define JAXCOLL_TRANSPORT_LINK_H_
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -164,9 +165,13 @@ class Link {
   virtual int Forget(const OpKey& key, int rank) = 0;
   // Whether nothing waits to be sent (or the peer takes nothing any more).
   virtual bool idle() { return true; }
+  // Bytes of this process's memory that hold messages which wait to be sent.
+  size_t held() const { return held_.load(std::memory_order_relaxed); }
 
  protected:
   explicit Link(int process) : process_(process) {}
+
+  std::atomic<size_t> held_{0};
 
  private:
   int process_;

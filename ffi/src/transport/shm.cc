@@ -70,7 +70,7 @@ size_t ShmLink::offer_limit() const { return kOfferBytes / sizeof(RemoteSpan); }
 
 bool ShmLink::TryWrite(const Header& header, const Span* payload, size_t spans, size_t bytes) {
   size_t need = RecordBytes(bytes);
-  uint64_t head = out_->head.load(std::memory_order_relaxed), tail = out_->tail.load(std::memory_order_acquire);
+  uint64_t head = out_->head.load(std::memory_order_relaxed), tail = out_->tail.load(std::memory_order_seq_cst);
   size_t at = head % kRingBytes, to_end = kRingBytes - at;
   size_t total = need <= to_end ? need : to_end + need;
   if (head - tail > kRingBytes || kRingBytes - (head - tail) < total) return false;
@@ -95,22 +95,29 @@ bool ShmLink::TryWrite(const Header& header, const Span* payload, size_t spans, 
   return true;
 }
 
+bool ShmLink::WriteOrAsk(const Header& header, const Span* payload, size_t spans, size_t bytes) {
+  if (TryWrite(header, payload, spans, bytes)) return true;
+  out_->writer_waits.store(1, std::memory_order_seq_cst);
+  return TryWrite(header, payload, spans, bytes);  // room may have come between the two
+}
+
 bool ShmLink::Send(const Header& header, const Span* payload, size_t spans) {
   size_t bytes = 0;
   for (size_t i = 0; i < spans; ++i) bytes += payload[i].size;
   if (RecordBytes(bytes) > kMaxRecord) return false;
   {
     std::lock_guard<std::mutex> lock(mu_);
-    if (!pending_.empty() || !TryWrite(header, payload, spans, bytes)) {
+    if (gone_) return true;  // its operation fails, or has failed
+    if (!pending_.empty() || !WriteOrAsk(header, payload, spans, bytes)) {
       Pending p;
       p.header = header;
       for (size_t i = 0; i < spans; ++i) {
         const auto* b = static_cast<const uint8_t*>(payload[i].data);
         p.owned.insert(p.owned.end(), b, b + payload[i].size);
       }
+      held_ += p.held();
       pending_.push_back(std::move(p));
       has_pending_ = true;
-      out_->writer_waits.store(1, std::memory_order_seq_cst);
       transport_->Kick();
     }
   }
@@ -120,34 +127,34 @@ bool ShmLink::Send(const Header& header, const Span* payload, size_t spans) {
 
 void ShmLink::Stream(const Header& header, const std::vector<Span>& payload, uint64_t token) {
   std::lock_guard<std::mutex> lock(mu_);
+  if (gone_) return;  // its operation fails, or has failed
   Pending p;
   p.header = header;
   p.header.offset = 0;
   p.stream = payload;
   p.token = token;
   p.streaming = true;
+  if (pending_.empty()) out_->writer_waits = 0;  // there may be room: nobody has tried
   pending_.push_back(std::move(p));
   has_pending_ = true;
   transport_->Kick();  // the next poll writes it: OnSent must not be called from here
 }
 
 bool ShmLink::WriteFragment(Pending* p) {
-  Span part[16];
+  constexpr size_t kParts = 256;
+  Span part[kParts]{};
   size_t parts = 0, bytes = 0;
-  for (const Span& s : p->stream) {
-    if (parts == 16 || bytes == kFragment) break;
-    part[parts] = {s.data, std::min(s.size, kFragment - bytes)};
+  for (size_t i = p->next; i < p->stream.size() && parts < kParts && bytes < kFragment; ++i) {
+    part[parts] = {p->stream[i].data, std::min(p->stream[i].size, kFragment - bytes)};
     bytes += part[parts++].size;
   }
-  if (!TryWrite(p->header, part, parts, bytes)) return false;
+  if (!WriteOrAsk(p->header, part, parts, bytes)) return false;
   p->header.offset += bytes;
-  for (size_t left = bytes; left > 0;) {
-    Span& s = p->stream.front();
-    size_t take = std::min(left, s.size);
-    s.data = static_cast<const uint8_t*>(s.data) + take;
-    s.size -= take;
-    left -= take;
-    if (s.size == 0) p->stream.erase(p->stream.begin());
+  for (size_t i = 0; i < parts; ++i) {
+    Span& s = p->stream[p->next];
+    s.data = static_cast<const uint8_t*>(s.data) + part[i].size;
+    s.size -= part[i].size;
+    if (s.size == 0) ++p->next;
   }
   return true;
 }
@@ -156,13 +163,14 @@ bool ShmLink::Flush(std::vector<uint64_t>* sent) {
   while (!pending_.empty()) {
     Pending& p = pending_.front();
     if (p.streaming) {
-      while (!p.stream.empty())
+      while (p.next < p.stream.size())
         if (!WriteFragment(&p)) return false;
       sent->push_back(p.token);
     } else {
       Span payload{p.owned.data(), p.owned.size()};
-      if (!TryWrite(p.header, &payload, 1, p.owned.size())) return false;
+      if (!WriteOrAsk(p.header, &payload, 1, p.owned.size())) return false;
     }
+    held_ -= p.held();
     pending_.pop_front();
   }
   return true;
@@ -216,7 +224,14 @@ Slab* ShmLink::slab() { return &transport_->slab_; }
 
 void ShmLink::Lend(uint64_t block) { transport_->slab_.Lend(block, place_); }
 
-void ShmLink::PeerGone() { transport_->slab_.Gone(place_); }
+void ShmLink::PeerGone() {
+  transport_->slab_.Gone(place_);
+  std::lock_guard<std::mutex> lock(mu_);
+  gone_ = true;
+  pending_.clear();
+  held_ = 0;
+  has_pending_ = false;
+}
 
 const void* ShmLink::Posted(const RemoteSpan& block) {
   bool inside = block.size <= kSlabLimitMany && block.address >= SlabHeadBytes(transport_->places_) &&
@@ -360,12 +375,7 @@ bool ShmTransport::Poll() {
     {
       std::lock_guard<std::mutex> link_lock(link->mu_);
       size_t before = link->pending_.size();
-      bool empty = link->Flush(&sent);
-      if (!empty) {
-        link->out_->writer_waits.store(1, std::memory_order_seq_cst);
-        empty = link->Flush(&sent);  // room may have come between the two
-      }
-      link->has_pending_ = !empty;
+      link->has_pending_ = !link->Flush(&sent);
       any = any || link->pending_.size() != before;
     }
     RingBell(link->theirs_);
@@ -389,6 +399,12 @@ bool ShmTransport::AnyWork() const {
   return false;
 }
 
+bool ShmTransport::AnyRoom() const {
+  for (const ShmLink* link : links_)
+    if (link->has_pending_ && link->out_->writer_waits.load(std::memory_order_seq_cst) == 0) return true;
+  return false;
+}
+
 void ShmTransport::Kick() {
   RingBell(mine_, true);  // who sleeps in the kernel has work
   if (pollers_ > 0 || !thread_.joinable()) return;
@@ -399,10 +415,11 @@ void ShmTransport::Kick() {
 }
 
 void ShmTransport::Wait(uint32_t messages, int64_t timeout_ns) {
-  // What has come since the bell was read is found by the poll, or by the futex, whose value has then changed.
+  // What has come since the bell was read is found by the poll, or by the futex, whose value has then changed. So is
+  // room in a full ring, whose reader rings once for it.
   uint32_t bell = mine_->bell.load(std::memory_order_seq_cst);
-  if (AnyInbound() || AnyWork()) return;
-  Sleep(bell, bell + messages, timeout_ns);
+  if (AnyInbound() || AnyRoom()) return;
+  Sleep(bell, bell + (AnyWork() ? 1 : messages), timeout_ns);
 }
 
 void ShmTransport::Sleep(uint32_t bell, uint32_t wake_at, int64_t timeout_ns) {

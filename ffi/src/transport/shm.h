@@ -51,11 +51,15 @@ class ShmLink final : public Link {
   struct Pending {
     Header header;
     std::vector<uint8_t> owned;  // the payload of a Send that didn't fit
-    std::vector<Span> stream;    // what is left of a Stream, in the caller's memory
+    std::vector<Span> stream;    // a Stream's pieces, in the caller's memory
+    size_t next = 0;             // the first of them that isn't written; it begins where the last fragment ended
     uint64_t token = 0;
     bool streaming = false;
+    size_t held() const { return streaming ? 0 : sizeof(Pending) + owned.size(); }
   };
   bool TryWrite(const Header& header, const Span* payload, size_t spans, size_t bytes);  // under mu_
+  // The same. Where there is no room now, the reader rings when there is.
+  bool WriteOrAsk(const Header& header, const Span* payload, size_t spans, size_t bytes);
   bool Flush(std::vector<uint64_t>* sent);  // under mu_; whether the queue is empty now
   bool WriteFragment(Pending* p);           // under mu_
 
@@ -69,6 +73,7 @@ class ShmLink final : public Link {
   std::mutex mu_;
   std::deque<Pending> pending_;
   std::atomic<bool> has_pending_{false};
+  bool gone_ = false;  // nobody reads the ring any more
 };
 
 class ShmTransport final : public Pollable {
@@ -95,6 +100,7 @@ class ShmTransport final : public Pollable {
   ShmTransport(ShmSegment* mine, int places, int place);
   bool Drain(ShmLink* link);
   bool AnyWork() const;  // messages that didn't fit wait for room
+  bool AnyRoom() const;  // for some of them there may be room now
   bool AnyInbound() const;
   void Sleep(uint32_t bell, uint32_t wake_at, int64_t timeout_ns);
   void ServiceLoop();

@@ -132,6 +132,10 @@ void TcpTransport::Down(TcpLink* link) {
   for (auto& c : link->conns_) {
     epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, c->fd, nullptr);
     shutdown(c->fd, SHUT_RDWR);
+    {
+      std::lock_guard<std::mutex> lock(c->write_mu);
+      link->Drop(c.get());
+    }
     Header h;
     bool release = false;
     {
@@ -170,7 +174,7 @@ bool TcpTransport::HandleEvents(int timeout_ms) {
         ok = slot.link->Write(slot.conn, &sent);
         if (!ok &&
             slot.link->left_) {  // nobody wants it any more, but what the peer has sent may not have been read yet
-          slot.conn->queue.clear();
+          slot.link->Drop(slot.conn);
           ok = true;
         }
         if (slot.conn->queue.empty()) Arm(slot.conn, false);

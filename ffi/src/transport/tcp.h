@@ -45,7 +45,9 @@ class TcpLink final : public Link {
     Header header;
     std::vector<uint8_t> owned;
     std::vector<Span> spans;
-    size_t written = 0, total = 0;  // bytes of header and payload
+    size_t written = 0, total = 0;   // bytes of header and payload
+    size_t next = 0, next_from = 0;  // the first span that isn't written, and the byte of it
+    size_t held = 0;                 // bytes of ours: none where the payload is the caller's
     std::shared_ptr<StreamState> stream;
   };
   struct Conn {
@@ -60,6 +62,7 @@ class TcpLink final : public Link {
     bool landing = false, discard = false;
     Header header;
     std::vector<MutableSpan> target;
+    size_t target_at = 0;  // those before it are full
     size_t landing_left = 0;
     uint64_t read = 0;  // bytes of the stream, those in the buffer included
     bool dry = false;   // the last read took all that had come
@@ -67,6 +70,9 @@ class TcpLink final : public Link {
     int small = 0;  // so many bytes may wait for an acknowledgement although they have come
   };
   void Push(Conn* c, Item item);
+  void Drop(Conn* c);  // what waits to be written: nobody will take it; under write_mu
+  static size_t Unwritten(const Item& item, iovec* iov, size_t most);  // the next pieces; how many
+  static void Wrote(Item* item, size_t bytes);
   // Writes what the socket takes. Finished streams are added to `sent`. False: the connection is broken.
   bool Write(Conn* c, std::vector<uint64_t>* sent);
   bool ReadSome(Conn* c, bool* any);

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "base/clock.h"
 #include "transport/tcp.h"
@@ -59,6 +60,7 @@ bool TcpLink::Send(const Header& header, const Span* payload, size_t spans) {
   if (item.owned.size() > kMaxPayload) return false;
   item.header.payload = static_cast<uint32_t>(item.owned.size());
   item.spans = {{nullptr, item.owned.size()}};
+  item.held = sizeof(Item) + item.owned.size();
   Push(conns_[0].get(), std::move(item));
   return true;
 }
@@ -69,7 +71,9 @@ void TcpLink::Push(Conn* c, Item item) {
   bool ok = true;
   {
     std::lock_guard<std::mutex> lock(c->write_mu);
+    if (down_) return;
     bool first = c->queue.empty();
+    held_ += item.held;
     c->queue.push_back(std::move(item));
     if (!c->queue.back().owned.empty()) c->queue.back().spans[0].data = c->queue.back().owned.data();
     // What the socket takes goes out at once. The end of a stream is told by whoever polls next: OnSent may not be
@@ -124,36 +128,55 @@ bool TcpLink::UnderWay() const {
   return false;
 }
 
+size_t TcpLink::Unwritten(const Item& item, iovec* iov, size_t most) {
+  size_t n = 0, from = item.next_from;
+  auto add = [&](const void* data, size_t size, size_t skip) {
+    if (size > skip) iov[n++] = {const_cast<uint8_t*>(static_cast<const uint8_t*>(data)) + skip, size - skip};
+  };
+  add(&item.header, sizeof(Header), std::min(item.written, sizeof(Header)));
+  for (size_t i = item.next; i < item.spans.size() && n < most; ++i)
+    add(item.spans[i].data, item.spans[i].size, std::exchange(from, 0));
+  return n;
+}
+
+void TcpLink::Wrote(Item* item, size_t bytes) {
+  size_t of_header = std::min(bytes, sizeof(Header) - std::min(item->written, sizeof(Header)));
+  item->written += bytes;
+  for (size_t left = bytes - of_header; left > 0;) {
+    size_t take = std::min(left, item->spans[item->next].size - item->next_from);
+    item->next_from += take;
+    left -= take;
+    if (item->next_from < item->spans[item->next].size) return;
+    ++item->next;
+    item->next_from = 0;
+  }
+}
+
 bool TcpLink::Write(Conn* c, std::vector<uint64_t>* sent) {
   constexpr size_t kMaxIov = 64;
   while (!c->queue.empty()) {
     Item& item = c->queue.front();
     iovec iov[kMaxIov];
-    size_t n = 0, skip = item.written;
-    auto add = [&](const void* data, size_t size) {
-      if (skip >= size) {
-        skip -= size;
-        return;
-      }
-      if (n < kMaxIov) iov[n++] = {const_cast<uint8_t*>(static_cast<const uint8_t*>(data)) + skip, size - skip};
-      skip = 0;
-    };
-    add(&item.header, sizeof(Header));
-    for (const Span& s : item.spans) add(s.data, s.size);
     msghdr message{};
     message.msg_iov = iov;
-    message.msg_iovlen = n;
+    message.msg_iovlen = Unwritten(item, iov, kMaxIov);
     ssize_t put = sendmsg(c->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (put < 0) {
       if (errno == EINTR) continue;
       return errno == EAGAIN || errno == EWOULDBLOCK;
     }
-    item.written += static_cast<size_t>(put);
+    Wrote(&item, static_cast<size_t>(put));
     if (item.written < item.total) continue;
     if (item.stream && item.stream->left.fetch_sub(1) == 1) sent->push_back(item.stream->token);
+    held_ -= item.held;
     c->queue.pop_front();
   }
   return true;
+}
+
+void TcpLink::Drop(Conn* c) {
+  for (const Item& item : c->queue) held_ -= item.held;
+  c->queue.clear();
 }
 
 bool TcpLink::idle() {
@@ -179,6 +202,8 @@ int TcpLink::Forget(const OpKey& key, int rank) {
         } else {
           // Under way: the frame must be completed, with bytes that are not the caller's.
           item.spans = {{Zeros().data(), item.header.payload}};
+          item.next = 0;
+          item.next_from = item.written - std::min(item.written, sizeof(Header));
           item.stream = nullptr;
           ++i;
         }
@@ -276,6 +301,7 @@ bool TcpLink::Parse(Conn* c, bool* any) {
       c->landing = true;
       c->discard = target.empty();
       c->target = std::move(target);
+      c->target_at = 0;
       c->landing_left = h.payload;
       return true;
     }
@@ -299,20 +325,20 @@ ssize_t TcpLink::Receive(Conn* c) {
     return ReadInto(c, &to, 1);
   }
   iovec iov[64];
-  size_t n = std::min<size_t>(64, c->target.size());
-  for (size_t i = 0; i < n; ++i) iov[i] = {c->target[i].data, c->target[i].size};
+  size_t n = std::min<size_t>(64, c->target.size() - c->target_at);
+  for (size_t i = 0; i < n; ++i) iov[i] = {c->target[c->target_at + i].data, c->target[c->target_at + i].size};
   return ReadInto(c, iov, n);
 }
 
 void TcpLink::Landed(Conn* c, size_t bytes) {
   c->landing_left -= bytes;
   while (bytes > 0 && !c->discard) {
-    MutableSpan& s = c->target.front();
+    MutableSpan& s = c->target[c->target_at];
     size_t take = std::min(bytes, s.size);
     s.data = static_cast<uint8_t*>(s.data) + take;
     s.size -= take;
     bytes -= take;
-    if (s.size == 0) c->target.erase(c->target.begin());
+    if (s.size == 0) ++c->target_at;
   }
 }
 
@@ -329,8 +355,8 @@ bool TcpLink::Land(Conn* c, bool* any, bool* drained) {
       if (held > 0) {
         size_t take = std::min(held, c->landing_left);
         if (!c->discard) {
-          take = std::min(take, c->target.front().size);
-          memcpy(c->target.front().data, c->buffer.data() + c->begin, take);
+          take = std::min(take, c->target[c->target_at].size);
+          memcpy(c->target[c->target_at].data, c->buffer.data() + c->begin, take);
         }
         Landed(c, take);
         c->begin += take;

@@ -1,0 +1,240 @@
+// Parts of the library by themselves: what no operation of a test's size shows.
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "executor/completers.h"
+#include "executor/early.h"
+#include "transport/shm.h"
+#include "transport/shm_layout.h"
+#include "transport/shm_slab.h"
+
+namespace {
+
+using namespace jaxcoll;  // NOLINT: a test
+
+[[noreturn]] void Fail(const std::string& what) {
+  fprintf(stderr, "parts: %s\n", what.c_str());
+  abort();
+}
+
+void Check(bool ok, const char* what) {
+  if (!ok) Fail(what);
+}
+
+// ---------------------------------------------------------------- the slab by itself
+
+// Wherever the last block ended, an empty slab takes the largest one: about the middle it fits on neither side.
+void LargestBlock() {
+  std::vector<uint8_t> memory(kSlabBytes + kLine), data(kSlabLimitMany);
+  auto* base = reinterpret_cast<uint8_t*>(RoundUp(reinterpret_cast<uintptr_t>(memory.data()), kLine));
+  for (size_t size = kSlabLimitMany - 4096; size <= kSlabLimitMany; size += kLine) {
+    ShmSlab slab(base, 1, 0);
+    for (size_t bytes : {size, kSlabLimitMany}) {
+      Span span{data.data(), bytes};
+      uint64_t block = slab.Put(&span, 1, bytes);
+      Check(block != 0, "an empty slab has no room");
+      slab.Release(block);
+    }
+  }
+}
+
+// What a process holds that has ended is free; what others hold is not. Also where the heads take several lines.
+void LostReader(int places) {
+  constexpr size_t kBytes = 100 << 10;
+  std::vector<uint8_t> memory(kSlabBytes + kLine), data(kBytes);
+  auto* base = reinterpret_cast<uint8_t*>(RoundUp(reinterpret_cast<uintptr_t>(memory.data()), kLine));
+  ShmSlab slab(base, places, 0);
+  std::vector<uint64_t> blocks;
+  Span span{data.data(), kBytes};
+  while (uint64_t block = slab.Put(&span, 1, kBytes)) {
+    slab.Lend(block, 1);
+    slab.Lend(block, places - 1);
+    slab.Release(block);
+    blocks.push_back(block);
+  }
+  Check(blocks.size() >= 18 && blocks.back() + kBytes <= kSlabBytes, "blocks in the slab");
+  auto read = [&](uint64_t block) { HeadOf(base, block, places)->held[places - 1].fetch_sub(1); };
+  read(blocks[0]);
+  Check(slab.Put(&span, 1, kBytes) == 0, "a block was given away that a living process holds");
+  slab.Gone(1);
+  Check(slab.Put(&span, 1, kBytes) == blocks[0], "a lost process keeps its block");
+  Check(slab.Put(&span, 1, kBytes) == 0, "a block was given away after another process's end");
+}
+
+// ---------------------------------------------------------------- a ring by itself
+
+struct Heard final : LinkSink {
+  void OnMessage(Link*, const Header& header, const void*) override { bytes += header.payload; }
+  std::vector<MutableSpan> OnData(Link*, const Header&) override { return {}; }
+  void OnLanded(Link*, const Header&, const Timed&) override {}
+  void OnSent(Link*, uint64_t) override {}
+  void OnLinkDown(Link*, const std::string& why) override { Fail(why); }
+  void Work() override {}
+  size_t bytes = 0;
+};
+
+// Two processes of one host; 0 sends to 1. Nobody polls but the test.
+struct Pair {
+  std::array<std::unique_ptr<ShmTransport>, 2> ends;
+  std::array<std::unique_ptr<ShmLink>, 2> links;
+  Heard heard;
+  std::vector<uint8_t> data = std::vector<uint8_t>(kRingBytes);
+
+  Pair() {
+    std::array<int, 2> fds{};
+    for (int p = 0; p < 2; ++p) {
+      fds[p] = memfd_create("parts", 0);
+      Check(ftruncate(fds[p], static_cast<off_t>(ShmTransport::SegmentBytes(2))) == 0, "ftruncate");
+      Check(ShmTransport::Create(fds[p], 2, p, &ends[p]).ok(), "segment");
+    }
+    for (int p = 0; p < 2; ++p) {
+      Check(ends[p]->AddPeer(fds[1 - p], 1 - p, 1 - p, getpid(), false, &links[p]).ok(), "peer");
+      ends[p]->Run(&heard, false);
+    }
+    for (int fd : fds) close(fd);
+  }
+  bool Send(size_t bytes) {
+    Span span{data.data(), bytes};
+    return links[0]->Send(Header{}, &span, 1);
+  }
+  // Until a message waits for room.
+  void Fill() {
+    while (links[0]->idle()) Send(1000);
+  }
+};
+
+// A message that would never find room is refused, so that nothing waits behind it; the longest finds room wherever the
+// last one ended.
+void LongestMessage() {
+  constexpr size_t kLongest = kRingBytes / 2 - sizeof(RecordHead) - sizeof(Header);
+  Pair pair;
+  size_t sent = 0;
+  for (size_t i = 0; i < 100; ++i) {
+    Check(!pair.Send(kRingBytes) && !pair.Send(kLongest + 1), "a message was taken that may never find room");
+    for (size_t bytes : {kLongest, i * 97}) {
+      Check(pair.Send(bytes), "a message was refused");
+      sent += bytes;
+      while (pair.ends[1]->Poll() || pair.ends[0]->Poll()) {
+      }
+      Check(pair.heard.bytes == sent, "a message found no room in an empty ring");
+    }
+  }
+}
+
+// What waited for a lost process is dropped, and nothing more is kept for it: nobody would poll it away.
+void LostPeer() {
+  Pair pair;
+  pair.Fill();
+  pair.links[0]->PeerGone();
+  Check(pair.links[0]->idle(), "a message waits for a lost process");
+  Check(pair.Send(1000), "a message was refused");
+  pair.links[0]->Stream(Header{}, {{pair.data.data(), pair.data.size()}}, 1);
+  Check(pair.links[0]->idle(), "a message was kept for a lost process");
+  Check(!pair.ends[0]->Poll(), "something moved to a lost process");
+}
+
+// Who has nothing else to do sleeps until the reader has made room.
+void WaitForRoom() {
+  Pair pair;
+  pair.Fill();
+  std::atomic<bool> reads{false};
+  std::thread reader([&] {
+    usleep(50000);
+    reads = true;
+    pair.ends[1]->Poll();
+  });
+  pair.ends[0]->Poll();
+  pair.ends[0]->Wait(1000, 600 * int64_t{1000000000});  // for more messages than come: it is the room that wakes
+  Check(reads, "no wait for room in the ring");
+  reader.join();
+  Check(pair.ends[0]->Poll() && pair.links[0]->idle(), "no room after a wait for it");
+}
+
+// ---------------------------------------------------------------- early messages by themselves
+
+Header Message(int64_t launch, uint16_t dst, uint64_t shape) {
+  Header h;
+  h.type = MessageType::kEager;
+  h.payload = 8;
+  h.dst = dst;
+  h.key = {1, 2, launch, 0};
+  h.signature = shape << 8;
+  return h;
+}
+
+void EarlyMessagesAreFound() {
+  const uint64_t data = 0;
+  EarlyMessages early;
+  auto others = [&](uint64_t site, uint64_t shape) {
+    size_t n = 0;
+    early.FindOther(1, site, shape << 8, [&](const Early&) { return ++n == 0; });
+    return n;
+  };
+  for (int64_t launch = 0; launch < 4; ++launch)
+    for (uint16_t dst : {0, 1}) early.Keep(nullptr, Message(launch, dst, 5), &data, launch);
+  early.Keep(nullptr, Message(0, 1, 6), &data, 9);  // now the operation that had waited for longest has waited least
+  Check(early.bytes() == 9 * EarlyMessages::Cost(8), "bytes");
+  Check(others(2, 5) == 1 && others(2, 6) == 8 && others(2, 7) == 9 && others(3, 7) == 0, "messages of another shape");
+  Check(early.Take(Message(1, 0, 5).key, 2).empty() && early.Take(Message(7, 0, 5).key).empty(), "taken of nothing");
+  Check(early.Take(Message(1, 0, 5).key, 1).size() == 1 && early.Take(Message(1, 0, 5).key, 1).empty(), "of one rank");
+  Check(early.TakeStale(1).empty(), "stale before its time");
+  Check(early.TakeStale(3).front().header.key.launch == 1 && early.TakeStale(3).front().header.key.launch == 2,
+        "stale");
+  Check(early.TakeStale(3).empty() && early.Take(Message(3, 0, 5).key).size() == 2, "what is left");
+  std::vector<Early> last = early.TakeStale(10);
+  Check(last.size() == 3 && last[2].header.signature == 6 << 8 && last[2].payload.size() == 8, "in order");
+  Check(early.bytes() == 0 && others(2, 7) == 0 && early.TakeStale(10).empty(), "something is left");
+}
+
+// ---------------------------------------------------------------- completers by themselves
+
+size_t Threads() {
+  auto all = std::filesystem::directory_iterator("/proc/self/task");
+  return static_cast<size_t>(std::distance(begin(all), end(all)));
+}
+
+// As many threads as completions block, however quickly these follow each other.
+void OneThreadForEach() {
+  constexpr size_t kAtOnce = 40;
+  for (int round = 0; round < 5; ++round) {
+    Completers completers;
+    std::atomic<size_t> inside{0};
+    std::atomic<bool> go{false};
+    size_t before = Threads();
+    for (size_t i = 0; i < kAtOnce; ++i)
+      completers.Run({[&] {
+        ++inside;
+        while (!go) usleep(1000);
+      }});
+    while (inside < kAtOnce) usleep(1000);
+    Check(Threads() <= before + kAtOnce, "more threads than completions");
+    go = true;
+    completers.Stop();
+  }
+}
+
+}  // namespace
+
+int main() {
+  LargestBlock();
+  LostReader(3);
+  LostReader(100);
+  LongestMessage();
+  LostPeer();
+  WaitForRoom();
+  EarlyMessagesAreFound();
+  OneThreadForEach();
+  return 0;
+}
