@@ -84,7 +84,8 @@ void TcpTransport::Stop() {
   }
   wait_cv_.notify_all();
   if (thread_.joinable()) thread_.join();
-  // The peers read this end behind all that was sent, and know that nothing more comes: the process may live on for long.
+  // The peers read this end behind all that was sent, and know that nothing more comes: the process may live on for
+  // long.
   for (TcpLink* link : links_)
     for (auto& c : link->conns_) {
       std::lock_guard<std::mutex> lock(c->write_mu);
