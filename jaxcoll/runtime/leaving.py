@@ -1,4 +1,4 @@
-"""How a process ends once a collective has failed.
+"""How a process ends: what it has started is finished; once a collective has failed, the living agree how they go.
 
 `jax.distributed` waits at exit for every process of the job, the dead ones too, and then ends the program with an abort
 (jax 0.10 to 0.12: after `heartbeat_timeout_seconds`, 100 s). So after a failure the living agree first: if all come to
@@ -9,13 +9,21 @@ service the others' clients watch, last of all.
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
+import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
 from jaxcoll import compat, config
 from jaxcoll.runtime import job as jobs
 
+log = logging.getLogger("jaxcoll")
+
+_IDLE_LOOKS, _LOOK_S = 15, 0.01  # it is over after so many looks at neither an operation nor any work
+_COMPUTES_S = 10.0  # a program computes for so long between two operations; what works on is something else
 _LONGEST_S = 60.0  # JAX ends a job whose processes don't come together in about the same time
 _AFTER_S = 2.0  # from a process's goodbye to its end
 _POLL_S = 0.05
@@ -30,6 +38,41 @@ class World(Protocol):
 
     def others(self) -> dict[int, int]: ...
 
+    def failed(self) -> bool: ...
+
+    def open_operations(self) -> int: ...
+
+
+def finish(world: World) -> None:
+    """Waits until what the program has started is done: the others count on this process's part in it.
+
+    An operation ends at its deadline at the latest. Of a program whose results nobody holds any more nothing tells that
+    it still runs, but the operations that it has open, and between two of them that this process computes.
+    """
+    if world.job.processes == 1 or world.failed():
+        return
+    compat.wait_for_arrays()
+    worked, idle, give_up = time.process_time(), 0, time.monotonic() + _COMPUTES_S
+    while idle < _IDLE_LOOKS and time.monotonic() < give_up and not world.failed():
+        time.sleep(_LOOK_S)
+        before, worked = worked, time.process_time()
+        if world.open_operations() > 0:
+            idle, give_up = 0, time.monotonic() + _COMPUTES_S
+        elif worked - before > _LOOK_S / 4 or _other_runs():
+            idle = 0
+        else:
+            idle += 1
+
+
+def _other_runs() -> bool:
+    """Whether another thread of this process runs, or would if it had a core."""
+    me = str(threading.get_native_id())
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            if thread != me and Path(f"/proc/self/task/{thread}/stat").read_text().rpartition(")")[2].split()[0] == "R":
+                return True
+    return False
+
 
 def agree(world: World) -> None:
     """Called at exit, after a failure, before the world stops. Leaves `jax.distributed` if not all come to the end."""
@@ -37,10 +80,12 @@ def agree(world: World) -> None:
     if store is None:
         return
     limit = min(world.settings.timeout, _LONGEST_S)
-    together = False
-    with contextlib.suppress(Exception):  # the store is gone with process 0
+    try:
         store.set_bytes(f"leaving/{me}", b"1")
         together = _lead(world, store, limit) if me == 0 else _follow(world, store, limit)
+    except Exception as error:  # it is gone with process 0
+        log.info("the job's store can't be reached at the end, so this process leaves by itself: %s", error)
+        together = False
     if not together:
         compat.abandon_distributed()
 

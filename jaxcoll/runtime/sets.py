@@ -143,9 +143,9 @@ def override(want: Want, nranks: int, hosts: tuple[int, ...] = ()) -> Schedule:
                 f"{name} holds a schedule with root {schedule.collective.root}; this call's is {want.root}. A schedule "
                 f"file is for one root: make it with root={want.root}"
             )
-        moves = sorted({(c.src, c.dst) for c in schedule.chunks})
-        if want.perm is not None and moves != sorted(want.perm):
-            raise ScheduleError(f"{name} holds a schedule for the pairs {moves}; this call's are {sorted(want.perm)}")
+        if want.perm is not None and (moves := {(c.src, c.dst) for c in schedule.chunks}) != set(want.perm):
+            held = sorted(moves, key=str)
+            raise ScheduleError(f"{name} holds a schedule for the pairs {held}; this call's are {sorted(want.perm)}")
         return schedule
     known = ", ".join(sorted(builders(want.kind)))
     raise ScheduleError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import dataclasses
 import json
 import logging
@@ -15,10 +14,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from jaxcoll import compat, config
+from jaxcoll import config
 from jaxcoll.errors import CollectiveError, UsageError
 from jaxcoll.runtime import job as jobs
 from jaxcoll.runtime import leaving, links, probe
@@ -32,8 +30,6 @@ _NS = 1_000_000_000
 _EARLY_LEAST = 256 << 20
 _EARLY_OPERATIONS = 1024  # XLA has 32 launches of a program under way: this is 32 independent collectives in each
 _EARLY_MESSAGE = (16 << 10) + 512  # bytes: the largest that is sent unasked, and what is kept with it
-_IDLE_LOOKS, _LOOK_S = 15, 0.01  # at the end: it is over after so many looks at neither an operation nor any work
-_COMPUTES_S = 10.0  # a program computes for so long between two operations; what works on is something else
 _HAND_OVER_S = 30.0  # at the end: long enough for a late peer, short enough where one is stuck for good
 
 
@@ -299,25 +295,9 @@ class World:
         """`call` runs before this process leaves, while the library still works."""
         self._stops.append(call)
 
-    def finish(self) -> None:
-        """Waits until what the program has started is done: the others count on this process's part in it.
-
-        An operation ends at its deadline at the latest. Of a program whose results nobody holds any more nothing tells
-        that it still runs, but the operations that it has open, and between two of them that this process computes.
-        """
-        if not self._started or self.job.processes == 1 or self.failed():
-            return
-        compat.wait_for_arrays()
-        worked, idle, give_up = time.process_time(), 0, time.monotonic() + _COMPUTES_S
-        while idle < _IDLE_LOOKS and time.monotonic() < give_up and not self.failed():
-            time.sleep(_LOOK_S)
-            before, worked = worked, time.process_time()
-            if self.native.lib.jc_world_open_operations(self.handle) > 0:
-                idle, give_up = 0, time.monotonic() + _COMPUTES_S
-            elif worked - before > _LOOK_S / 4 or _other_runs():
-                idle = 0
-            else:
-                idle += 1
+    def open_operations(self) -> int:
+        """Executions that have begun in this process and not ended."""
+        return self.native.lib.jc_world_open_operations(self.handle)
 
     def stop(self) -> None:
         """Leaves: peers get what they were sent and are told, open operations fail."""
@@ -345,16 +325,6 @@ class World:
         self.native.lib.jc_world_stop(self.handle)
         self.native.lib.jc_world_free(self.handle)
         self.handle = self.native.ffi.NULL
-
-
-def _other_runs() -> bool:
-    """Whether another thread of this process runs, or would if it had a core."""
-    me = str(threading.get_native_id())
-    for thread in os.listdir("/proc/self/task"):
-        with contextlib.suppress(OSError):
-            if thread != me and Path(f"/proc/self/task/{thread}/stat").read_text().rpartition(")")[2].split()[0] == "R":
-                return True
-    return False
 
 
 def keeps_memory(setting: str, local_devices: int, environ: Mapping[str, str]) -> bool:
@@ -408,7 +378,7 @@ def _leave() -> None:
         try:
             # After an exception there may be nobody to meet: whoever waits for this process is told at once.
             if not hasattr(sys, "last_value"):
-                _world.finish()
+                leaving.finish(_world)
             if _world.failed():
                 leaving.agree(_world)
         finally:

@@ -218,7 +218,7 @@ class Outbox:
 
     def __init__(self, connection: Connection):
         self._connection = connection
-        self._messages: queue.SimpleQueue[Sequence[Any]] = queue.SimpleQueue()
+        self._messages: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="jaxcoll-outbox", daemon=True).start()
 
     @property
@@ -227,13 +227,13 @@ class Outbox:
         return self._messages.empty()
 
     def put(self, message: Sequence[Any]) -> None:
-        """Sends the message, in order, some time."""
-        self._messages.put(message)
+        """Sends the message as it is now, in order, some time. TypeError for what is no plain data."""
+        self._messages.put(wire.pack(message))
 
     def _run(self) -> None:
         with contextlib.suppress(OSError):  # the leader has hung up, which is noticed where it is read
             while True:
-                self._connection.send_bytes(wire.pack(self._messages.get()))
+                self._connection.send_bytes(self._messages.get())
 
 
 def serve(connection: Connection) -> None:

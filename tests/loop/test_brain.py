@@ -19,7 +19,7 @@ import pytest
 
 from jaxcoll import replay
 from jaxcoll.errors import UsageError
-from jaxcoll.steering import brain, policy, runlog
+from jaxcoll.steering import brain, policy, runlog, wire
 from jaxcoll.steering.tuned import Pace
 from jaxcoll.telemetry import Epoch, Record, from_records
 from loop.simulated import QUIET, SET, Job, announcement
@@ -233,6 +233,19 @@ def test_two_that_both_have_much_to_say_dont_block_each_other():
     reader.join(10)
     assert not reader.is_alive()
     assert [len(leader.recv_bytes()) > 100_000 for _ in range(4)] == [True] * 4
+    leader.close()
+
+
+def test_a_message_is_sent_as_it_was_and_what_cant_be_sent_is_told_at_once():
+    here, there = socket.socketpair()
+    leader, outbox = Connection(here.detach()), brain.Outbox(Connection(there.detach()))
+    decision = {"reason": "slow"}
+    for _ in range(200):
+        outbox.put(("status", {"decisions": [decision]}))
+    decision["measured"] = "later"  # the brain goes on while the thread sends
+    assert {leader.recv_bytes() for _ in range(200)} == {wire.pack(("status", {"decisions": [{"reason": "slow"}]}))}
+    with pytest.raises(TypeError, match="no plain data"):
+        outbox.put(("status", object()))
     leader.close()
 
 
