@@ -28,6 +28,10 @@ from jaxcoll.tuner.transforms import graph_name
 from jaxcoll.tuner.types import Config, Decision, ScheduleSet, Verdict
 
 
+_EVIDENCE = 3
+"""Batches that a model is fitted to at most: what has moved elsewhere, in the same time, outweighs the rest soon."""
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class AdaptiveState:
     """All that the default policy knows between two calls."""
@@ -62,10 +66,17 @@ class AdaptiveState:
     worse: bool = False
     """Whether the epochs have become much slower since the last decision, which then had other grounds."""
     stragglers: tuple[int, ...] = ()
-    fitted: tuple[tuple[int, bytes, bytes], float] | None = None
-    """What was in force at the last fit, and that fit's loss."""
+    evidence: Batch | None = None
+    """The last epochs of what is in force, over several batches, as long as the network seems to be the same."""
+    fitted: tuple[object, float] | None = None
+    """What the last fit was to, the table and the number of epochs, and that fit's loss."""
     searched: tuple[object, ...] | None = None
     """What the last search without result began from: it isn't repeated while that stays the same."""
+
+    @property
+    def fits(self) -> object:
+        """What a model is fitted to: the table in force and the number of epochs of it."""
+        return self.config.key, 0 if self.evidence is None else len(self.evidence.seconds)
 
     @property
     def here(self) -> Measured:
@@ -133,9 +144,9 @@ def _full(state: AdaptiveState, batch: Batch) -> Outcome:
 def _decide(state: AdaptiveState, batch: Batch) -> Outcome:
     state, verdict = _judge(_note(state, batch), batch)
     congestion = _congestion(state, batch)
-    belief = _fit(state, batch)
+    belief = _fit(state)
     model = belief.best.model
-    state = dataclasses.replace(state, model=model, fitted=(state.config.key, belief.best.loss))
+    state = dataclasses.replace(state, model=model, fitted=(state.fits, belief.best.loss))
     if state.stragglers:
         names = ", ".join(f"rank {r} is {batch.late[r] * 1e3:.0f} ms late" for r in state.stragglers)
         verdict += f"{names}. "
@@ -168,8 +179,9 @@ def _note(state: AdaptiveState, batch: Batch) -> AdaptiveState:
         last = None
     kept = tuple(m for m in measured if m.config.key != state.config.key and m.epoch > now - horizon)
     here = Measured.of(state.config, batch, now, last)
+    known = batch.after(state.evidence, _EVIDENCE * state.react.B) if last and state.evidence else batch
     doubt = state.doubt if state.doubt is not None and state.doubt.epoch > now - horizon else None
-    return dataclasses.replace(state, measured=(*kept, here), doubt=doubt)
+    return dataclasses.replace(state, measured=(*kept, here), evidence=known, doubt=doubt)
 
 
 def _judge(state: AdaptiveState, batch: Batch) -> tuple[AdaptiveState, str]:
@@ -200,13 +212,15 @@ def _doubt(state: AdaptiveState, trial: Trial, ratio: float) -> Doubt | None:
     return None if state.doubt is not None and state.doubt.program == program else state.doubt
 
 
-def _fit(state: AdaptiveState, batch: Batch) -> Belief:
-    prior = state.model
+def _fit(state: AdaptiveState) -> Belief:
+    """One batch alone may show much that is chance: where links are noisy, it hid for minutes which of them were slow."""
+    batch, prior = state.evidence, state.model
+    assert batch is not None
     if prior is not None:
         # What no flow crosses any more can't be seen to end: it is believed for H epochs, longer after each vain look.
         prior = prior.forget(state.collector.seen - state.react.H * 2 ** min(state.probes, 5))
-    # Where the last fit of the same table did no better, another one won't either.
-    enough = 1.25 * state.fitted[1] if state.fitted is not None and state.fitted[0] == state.config.key else 0.0
+    # Where the last fit to as much of the same table did no better, another one won't either.
+    enough = 1.25 * state.fitted[1] if state.fitted is not None and state.fitted[0] == state.fits else 0.0
     return Fitter(batch, state.spec.host_of, state.params, state.collector.seen).run(prior, enough)
 
 
@@ -368,6 +382,7 @@ def _move(
         version=version,
         collector=state.collector.cleared(),
         trial=trial,
+        evidence=None,
         searched=None,
         worse=False,
         calm=0,

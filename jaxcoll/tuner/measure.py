@@ -64,15 +64,29 @@ class Batch:
 
     `fct` is seconds, [epochs][edges] in the order of `Schedule.edges`; NaN for an edge of which no record came, or
     which nobody could time.
-    `seconds` is each epoch's time without the waiting for late ranks, `late` each rank's median lateness in seconds,
-    `now_ns` the wall clock of the last record.
+    `seconds` is each epoch's time without the waiting for late ranks, `lateness` each rank's in seconds,
+    [epochs][ranks], `now_ns` the wall clock of the last record.
     """
 
     pattern: Pattern
     fct: Floats
     seconds: Floats
-    late: Floats
+    lateness: Floats
     now_ns: int
+
+    @property
+    def late(self) -> Floats:
+        """Each rank's median lateness, seconds."""
+        return np.median(self.lateness, axis=0)
+
+    def after(self, before: Batch, most: int) -> Batch:
+        """This batch with the last epochs of one before it, which ran the same pattern: `most` epochs in all."""
+        first = max(0, len(before.seconds) + len(self.seconds) - most)
+        fields = {
+            name: np.concatenate([getattr(before, name)[first:], getattr(self, name)])
+            for name in ("fct", "seconds", "lateness")
+        }
+        return dataclasses.replace(self, **fields)
 
     @property
     def time(self) -> float:
@@ -107,7 +121,7 @@ def batch_of(epochs: Sequence[Epoch], pattern: Pattern, nranks: int) -> Batch:
         seconds[i] = epoch_seconds(epoch)
         ends = epoch.records["start_ns"] + epoch.records["wait_ns"] + epoch.records["transfer_ns"]
         now = max(now, int(ends.max()))
-    return Batch(pattern, fct, seconds, np.median(late, axis=0), now)
+    return Batch(pattern, fct, seconds, late, now)
 
 
 def _edge_keys(graph: Ints, step: Ints, src: Ints, dst: Ints, nranks: int) -> Ints:
