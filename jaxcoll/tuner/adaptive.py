@@ -27,7 +27,6 @@ from jaxcoll.tuner.past import Doubt, Measured, Trial
 from jaxcoll.tuner.transforms import graph_name
 from jaxcoll.tuner.types import Config, Decision, ScheduleSet, Verdict
 
-
 _EVIDENCE = 3
 """Batches that a model is fitted to at most: what has moved elsewhere, in the same time, outweighs the rest soon."""
 
@@ -213,7 +212,7 @@ def _doubt(state: AdaptiveState, trial: Trial, ratio: float) -> Doubt | None:
 
 
 def _fit(state: AdaptiveState) -> Belief:
-    """One batch alone may show much that is chance: where links are noisy, it hid for minutes which of them were slow."""
+    """What explains the evidence: one batch alone hid for minutes which links were slow, where they are noisy."""
     batch, prior = state.evidence, state.model
     assert batch is not None
     if prior is not None:
