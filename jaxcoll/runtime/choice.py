@@ -120,14 +120,21 @@ def predict(schedule: Schedule, nbytes: int, speed: Speed, hosts: tuple[int, ...
     return max(in_steps, schedule.steps * speed.alpha + work)
 
 
+def why_not(name: str, kind: Kind, nranks: int, hosts: Sequence[int] = ()) -> str | None:
+    """Why a candidate can't be used over `nranks` ranks on these hosts (see `estimates`); None if it can."""
+    if name not in builders(kind):
+        return "no such builder"
+    if name == "hierarchical" and not 1 < len(set(hosts)) < nranks:
+        return "it needs several hosts with several ranks"
+    return builders(kind)[name].supports(nranks)
+
+
 def estimates(kind: Kind, nranks: int, nbytes: int, speed: Speed, root: int | None = None, perm: Perm | None = None,
               hosts: tuple[int, ...] = ()) -> list[Estimate]:  # fmt: skip
     """All candidates with their predicted times. `hosts`: the host of every rank; empty: unknown or one."""
     rows: list[Estimate] = []
     for name in CANDIDATES[kind]:
-        why = builders(kind)[name].supports(nranks) if name in builders(kind) else "no such builder"
-        if name == "hierarchical" and not 1 < len(set(hosts)) < nranks:
-            why = "it needs several hosts with several ranks"
+        why = why_not(name, kind, nranks, hosts)
         if why is not None:
             rows.append(Estimate(name, None, why))
             continue

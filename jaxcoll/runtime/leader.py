@@ -12,7 +12,9 @@ import logging
 import math
 import os
 import select
+import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -38,6 +40,7 @@ _TRIES = 8  # attempts at one decision, each with twice the margin
 _MAX_MARGIN = 1 << 16  # launches
 _FIRST_EXCHANGE_S = 0.05
 _ROOM = 3.0
+_TAKES_S = 30  # the brain thinks for seconds at most, and reads between two thoughts
 _LATE_S = 15.0  # a process that hasn't been heard of for so long at the start is named in a warning
 
 
@@ -69,6 +72,7 @@ class BrainProcess:
         ours, theirs = socket.socketpair()
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _TAKES_S, 0))
         with theirs:
             root = str(Path(__file__).parents[2])
             path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -90,7 +94,7 @@ class BrainProcess:
         return self._connection.fileno()
 
     def tell(self, *message: Any) -> None:
-        """Sends a message; OSError if the brain is gone."""
+        """Sends a message; OSError if the brain is gone, or takes nothing for `_TAKES_S`."""
         self._connection.send_bytes(wire.pack(message))
 
     def offer(self, *message: Any) -> bool:
@@ -108,6 +112,19 @@ class BrainProcess:
         while self._connection.poll(0):
             out.append(wire.unpack(self._connection.recv_bytes()))
         return out
+
+    def fate(self, error: Exception) -> str:
+        """What has become of it, after an error of its connection, in words."""
+        if isinstance(error, BlockingIOError):
+            return f"its process (pid {self.pid}) has taken no message for {_TAKES_S} s: is it stopped?"
+        try:
+            status = self._process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            return f"its process (pid {self.pid}) has hung up ({type(error).__name__})"
+        if status >= 0:
+            return f"its process has ended with status {status}; what it wrote stands above"
+        more = ", as the kernel does where memory has run out" if -status == signal.SIGKILL else ""
+        return f"its process was ended by {signal.Signals(-status).name}{more}"
 
     def close(self) -> None:
         """Hangs up, which ends it."""
@@ -168,7 +185,7 @@ class Leader:
                 self._round(self.brain)
         except (EOFError, OSError) as error:
             if not self._stopping.is_set():
-                self._give_up(f"its process has ended ({type(error).__name__})")
+                self._give_up(self.brain.fate(error))
         except BaseException as error:
             self._give_up(f"{type(error).__name__}: {error}")
 
@@ -274,7 +291,8 @@ class Leader:
         verdict = self._settled(attempt, wish)
         decided = self._ask(processes, "decided", {"do": "decide", **about, "verdict": verdict})
         exchange = time.monotonic() - began
-        if verdict == wish:  # else others were waited for, or the store: no measure of the next one
+        # Else somebody, or the store, was waited for: no measure of the next one.
+        if verdict == wish and len(promised) == len(decided) == len(processes):
             self._exchange_s = max(exchange, 0.8 * self._exchange_s + 0.2 * exchange)
         if len(decided) == len(processes):
             with contextlib.suppress(Exception):  # nobody will ask for it any more; left there it does no harm

@@ -52,16 +52,21 @@ def finish(world: World) -> None:
     if world.job.processes == 1 or world.failed():
         return
     compat.wait_for_arrays()
-    worked, idle, give_up = time.process_time(), 0, time.monotonic() + _COMPUTES_S
+    worked, idle, give_up = _others_worked(), 0, time.monotonic() + _COMPUTES_S
     while idle < _IDLE_LOOKS and time.monotonic() < give_up and not world.failed():
         time.sleep(_LOOK_S)
-        before, worked = worked, time.process_time()
+        before, worked = worked, _others_worked()
         if world.open_operations() > 0:
             idle, give_up = 0, time.monotonic() + _COMPUTES_S
         elif worked - before > _LOOK_S / 4 or _other_runs():
             idle = 0
         else:
             idle += 1
+
+
+def _others_worked() -> float:
+    """Seconds of processor time of all threads but this one: looking at many costs some, too."""
+    return time.process_time() - time.thread_time()
 
 
 def _other_runs() -> bool:

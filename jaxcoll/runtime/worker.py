@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
+from jaxcoll.errors import JaxcollError
 from jaxcoll.runtime import choice
 from jaxcoll.runtime.control import Message, WorkerEnd, set_id_of
 from jaxcoll.runtime.drain import Drain
 from jaxcoll.runtime.job import Store
-from jaxcoll.runtime.native import NativeError
 from jaxcoll.runtime.sets import SetInfo, Sets
 from jaxcoll.runtime.swap import COMMIT, LocalSwaps, SetId
 from jaxcoll.runtime.world import World
-from jaxcoll.schedule import Kind, Schedule, build, builders, encode
+from jaxcoll.schedule import Kind, Schedule, build, encode
 from jaxcoll.telemetry import Records
 
 log = logging.getLogger("jaxcoll")
@@ -32,8 +32,8 @@ _MANY = 64  # ranks above which no variants are added: their programs would be l
 _LANES = 4  # of a direct schedule in which some ranks reduce nothing
 
 
-def describe(info: SetInfo) -> Message:
-    """A set as the leader learns of it, with all schedules that it may move to."""
+def describe(info: SetInfo, hosts: tuple[int, ...]) -> Message:
+    """A set as the leader learns of it, with all schedules that it may move to. hosts: that of every rank."""
     want = info.want
     return {
         "devices": list(info.devices),
@@ -42,11 +42,11 @@ def describe(info: SetInfo) -> Message:
         "nbytes": choice.class_bytes(want.size_class),
         "deterministic": want.deterministic,
         "chosen": info.chosen,
-        "programs": [base64.b64encode(encode(s)).decode() for s in (*info.schedules, *_variants(info))],
+        "programs": [base64.b64encode(encode(s)).decode() for s in (*info.schedules, *_variants(info, hosts))],
     }
 
 
-def _variants(info: SetInfo) -> list[Schedule]:
+def _variants(info: SetInfo, hosts: tuple[int, ...]) -> list[Schedule]:
     """Schedules beside those of the set: the usual candidates, and direct ones that let some ranks reduce nothing.
 
     The first positions have no share; a table puts the congested hosts there. Large ones are pipelined: such a host
@@ -55,10 +55,9 @@ def _variants(info: SetInfo) -> list[Schedule]:
     want, n = info.want, len(info.devices)
     if want.kind is Kind.PERMUTE or n > _MANY:
         return []
-    known = builders(want.kind)
-    names = [name for name in choice.CANDIDATES[want.kind] if name in known and known[name].supports(n) is None]
+    names = [name for name in choice.CANDIDATES[want.kind] if choice.why_not(name, want.kind, n, hosts) is None]
     large = choice.is_large(choice.class_bytes(want.size_class))
-    out = [choice.make(name, want.kind, n, want.root, want.perm, large) for name in names]
+    out = [choice.make(name, want.kind, n, want.root, want.perm, large, hosts) for name in names]
     if want.kind is Kind.ALL_REDUCE and n >= 4:
         for idle in (1, 2):
             shares, lanes = [0] * idle + [1] * (n - idle), _LANES if large else 1
@@ -130,11 +129,21 @@ class Worker:
         if not self._over:
             self._greet()
             self._announce()
-        for message, payload in self._channel.receive(_TICK_S):
+        try:
+            for message, payload in self._channel.receive(_TICK_S):
+                self._serve(message, payload)
+        finally:
+            self.swaps.tick()
+
+    def _serve(self, message: Message, payload: bytes) -> None:
+        """Answers one message; a bad one takes none of those behind it along."""
+        try:
             answer = self._answer(message, payload)
-            if answer is not None:
-                self._channel.send({"attempt": message.get("attempt"), **answer})
-        self.swaps.tick()
+        except Exception:
+            log.exception("jaxcoll's tuning thread can't obey %r; collectives are not affected", message.get("do"))
+            return
+        if answer is not None:
+            self._channel.send({"attempt": message.get("attempt"), **answer})
 
     def _greet(self) -> None:
         now = time.monotonic()
@@ -152,8 +161,11 @@ class Worker:
         for set_id, info in self.swaps.known().items():
             if set_id in self._announced:
                 continue
-            if self._channel.send({"do": "set", "set": list(set_id), **describe(info)}):
+            if self._channel.send({"do": "set", "set": list(set_id), **describe(info, self._hosts_of(info))}):
                 self._announced.add(set_id)
+
+    def _hosts_of(self, info: SetInfo) -> tuple[int, ...]:
+        return self._sets.world.hosts_of(info.devices)
 
     # ------------------------------------------------------------------------------------------------ the leader's word
 
@@ -179,7 +191,7 @@ class Worker:
     def _load(self, blob: bytes) -> Message:
         try:
             self.swaps.load(blob)
-        except NativeError as error:
+        except JaxcollError as error:
             return {"do": "loaded", "error": str(error)}
         return {"do": "loaded", "error": None}
 
@@ -190,7 +202,7 @@ class Worker:
             return {"do": "staged", "error": "unknown program", "unknown": True, "places": []}
         try:
             self.swaps.stage(set_id, message["version"], message["program"], table)
-        except NativeError as refused:
+        except JaxcollError as refused:
             error = str(refused)
         return {"do": "staged", "error": error, "unknown": False, "places": self.swaps.started(set_id)}
 
@@ -198,7 +210,7 @@ class Worker:
         try:
             points = [(int(s), int(launch), int(i)) for s, launch, i in message["points"]]
             self.swaps.promise(message["attempt"], set_id_of(message), message["version"], points)
-        except NativeError as refused:
+        except JaxcollError as refused:
             return {"do": "promised", "error": str(refused)}
         return {"do": "promised", "error": None}
 

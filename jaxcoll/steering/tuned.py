@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import collections
+import math
 import time
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,6 +26,8 @@ _PENDING = 16  # epochs that wait for the policy
 _RECENT = 24  # epochs that the diagnosis is made from
 _RATES_S = (3.0, 0.5)  # launches are counted over so many seconds
 _LEARN, _LOOK, _ODD = 24, 8, 0.15  # see Pace; _ODD is the logarithm of a ratio
+_FEW_ODD = 3  # odd epochs among _LOOK
+_RUNS_S = 10.0  # a set of which no epoch has come for so long doesn't run
 _REST_S = (0.0, 4.0, 8.0, 16.0, 32.0, 60.0)  # after so many decisions in a row that couldn't be brought into force
 _FEW = 8  # epochs that are too few to count launches by
 
@@ -33,14 +36,14 @@ class Pace:
     """Whether epochs look as they did: told by their length alone, which costs next to nothing.
 
     After `_LEARN` epochs in a row that were handed on without a decision it is steady; then one epoch in `_LOOK` is
-    handed on. Two epochs in a row that are off end that, and both are handed on: nothing of a change is missed, and a
-    single odd epoch is no change.
+    handed on. Two odd epochs in a row end that, or three among `_LOOK`, and they are handed on: nothing of a change is
+    missed, and a single odd epoch is no change.
     """
 
     def __init__(self) -> None:
         self._spans: collections.deque[float] = collections.deque(maxlen=_LEARN)
         self._usual: float | None = None
-        self._odd: Epoch | None = None
+        self._last: collections.deque[Epoch | None] = collections.deque(maxlen=_LOOK)  # None: one as usual
         self._skipped = 0
 
     @property
@@ -51,7 +54,8 @@ class Pace:
     def reset(self) -> None:
         """Hands every epoch on again, for a while."""
         self._spans.clear()
-        self._usual = self._odd = None
+        self._last.clear()
+        self._usual = None
 
     def admit(self, epoch: Epoch, may_skip: bool) -> list[Epoch]:
         """The epochs to look at, now that `epoch` has ended."""
@@ -64,13 +68,15 @@ class Pace:
             if len(self._spans) == _LEARN:
                 self._usual = float(np.median(self._spans))
             return [epoch]
-        held, self._odd = self._odd, None
-        if abs(np.log(span / self._usual)) > _ODD:
-            if held is not None:
-                self.reset()
-                return [held, epoch]
-            self._odd = epoch
-            return []
+        odd = abs(np.log(span / self._usual)) > _ODD
+        self._last.append(epoch if odd else None)
+        if odd:
+            held = [e for e in self._last if e is not None]
+            in_a_row = len(self._last) > 1 and self._last[-2] is not None
+            if len(held) < _FEW_ODD and not in_a_row:
+                return []
+            self.reset()
+            return held
         self._skipped += 1
         return [epoch] if self._skipped % _LOOK == 0 else []
 
@@ -121,6 +127,7 @@ class Tuned:
         self.epochs = self.swaps = self.reverts = self.failed = 0
         self._failed_in_a_row = 0
         self.rest_until = 0.0  # by time.monotonic()
+        self._came_at = -math.inf
         self.last = "waiting for the first epochs"
         self.seconds: collections.deque[float] = collections.deque(maxlen=256)
         self._starts: collections.deque[tuple[int, int]] = collections.deque(maxlen=512)
@@ -152,6 +159,7 @@ class Tuned:
         Where another size has come to take most of the time, the policy begins anew, from what is in force.
         """
         for epoch in epochs:
+            self._came_at = time.monotonic()
             self._starts.append((epoch.id[2], epoch.start_ns))
             if not self._in_force(epoch):
                 continue
@@ -165,6 +173,11 @@ class Tuned:
                 self.pending.clear()
                 self._looks.clear()
             self.pending.append(epoch)
+
+    @property
+    def running(self) -> bool:
+        """Whether epochs have come of late."""
+        return time.monotonic() - self._came_at < _RUNS_S
 
     def _in_force(self, epoch: Epoch) -> bool:
         return self.config is None or epoch.version >= self.config.table.version

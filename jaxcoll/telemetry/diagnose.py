@@ -91,8 +91,9 @@ def lateness(epoch: Epoch, nranks: int) -> npt.NDArray[np.int64]:
     """
     first: dict[tuple[int, int], int] = {}
     longest: dict[tuple[int, int], int] = {}
-    first_receive = _first_receive(epoch.records)
-    columns = (epoch.records[name].tolist() for name in ("src", "dst", "wait_ns", "side", "step", "graph"))
+    rows = epoch.records[epoch.records["bytes"] > 0]  # nobody waits for what carries nothing
+    first_receive = _first_receive(rows)
+    columns = (rows[name].tolist() for name in ("src", "dst", "wait_ns", "side", "step", "graph"))
     for src, dst, wait, side, step, graph in zip(*columns, strict=True):
         if side == SENDER:
             longest[dst, src] = max(longest.get((dst, src), 0), wait)
@@ -102,6 +103,14 @@ def lateness(epoch: Epoch, nranks: int) -> npt.NDArray[np.int64]:
     for rank, peer in first.keys() | longest.keys():
         signals[rank].append(max(first.get((rank, peer), 0), longest.get((rank, peer), 0)))
     return np.array([int(np.median(seen)) if seen else 0 for seen in signals], np.int64)
+
+
+def behind(late: npt.NDArray[np.floating | np.integer]) -> Floats:
+    """How much later each rank is than the middle of all others, by the last axis; 0 where it is the only one."""
+    n = late.shape[-1]
+    if n < 2:
+        return np.zeros(late.shape)
+    return np.stack([late[..., r] - np.median(np.delete(late, r, axis=-1), axis=-1) for r in range(n)], axis=-1)
 
 
 def _first_receive(records: Records) -> dict[tuple[int, int], int]:
@@ -143,7 +152,7 @@ def find_stragglers(
     timed = transfers[transfers > 0]
     usual = np.median(timed) if len(timed) else 0
     # Lateness is relative: where everybody waits a little for everybody, nobody is late.
-    relative = late - np.median(late, axis=1, keepdims=True)
+    relative = behind(late)
     hit = relative >= max(least_ns, factor * float(usual))
     found = [r for r in range(nranks) if hit[:, r].mean() >= share]
     return tuple(

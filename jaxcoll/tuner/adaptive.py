@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxcoll.telemetry import Epoch
+from jaxcoll.telemetry import Epoch, behind
 from jaxcoll.tuner.choice import Candidate, Scorer, search
 from jaxcoll.tuner.collect import Collector
 from jaxcoll.tuner.detect import Congestion, detect, rate_text
@@ -58,6 +58,8 @@ class AdaptiveState:
     """Whether the last batch's move fell far short of what was expected of it."""
     verdict: Verdict | None = None
     """On the last move that was judged."""
+    paid: bool = False
+    """Whether a move has paid since the network has changed."""
     doubt: Doubt | None = None
     """What the last move that fell far short has taught about such promises."""
     waited: bool = False
@@ -114,14 +116,15 @@ def _quick(state: AdaptiveState) -> Outcome | None:
     _, batch = state.collector.batch(state.spec, state.config, params.quick)
     if batch is None:
         return None
+    alone = dataclasses.replace(state, evidence=None)
     if state.trial is not None:
-        after, decision, why = _full(state, batch) if _is_flop(state.trial, batch, params) else (state, None, "")
+        after, decision, why = _full(alone, batch) if _is_flop(state.trial, batch, params) else (state, None, "")
         return (after, decision, why) if decision is not None and decision.action == "revert" else None
     # Where the few don't agree among themselves, nothing is plain.
     agree = float(batch.seconds.max()) < params.worse * float(batch.seconds.min())
     if state.failures or not agree or not _congestion(state, batch).steady.any():
         return None
-    after, decision, why = _full(state, batch)
+    after, decision, why = _full(alone, batch)
     if decision is None or decision.action not in ("swap", "program") or decision.expected > 1 - params.quick_gain:
         return None
     return after, decision, why
@@ -134,10 +137,18 @@ def _is_flop(trial: Trial, batch: Batch, params: ChoiceParams) -> bool:
 
 def _full(state: AdaptiveState, batch: Batch) -> Outcome:
     state = dataclasses.replace(state, round=state.round + 1)
-    late = batch.late - np.median(batch.late)
-    stragglers = tuple(np.flatnonzero(late > state.params.lateness * batch.time).tolist())
-    state = dataclasses.replace(state, stragglers=stragglers)
-    return _decide(state, batch)
+    stragglers = tuple(np.flatnonzero(behind(batch.late) > state.params.lateness * batch.time).tolist())
+    if state.evidence is not None and _lateness_changed(state, stragglers, batch):
+        state = dataclasses.replace(state, evidence=None)
+    return _decide(dataclasses.replace(state, stragglers=stragglers), batch)
+
+
+def _lateness_changed(state: AdaptiveState, stragglers: Sequence[int], batch: Batch) -> bool:
+    """Whether a rank has begun to be late, or has ceased: which flows run together is another matter then."""
+    assert state.evidence is not None
+    changed = list(set(stragglers) ^ set(state.stragglers))
+    now, before = batch.lateness[:, changed], state.evidence.lateness[:, changed]
+    return bool(((now.min(axis=0) > before.max(axis=0)) | (now.max(axis=0) < before.min(axis=0))).any())
 
 
 def _decide(state: AdaptiveState, batch: Batch) -> Outcome:
@@ -165,6 +176,8 @@ def _congestion(state: AdaptiveState, batch: Batch) -> Congestion:
 def _note(state: AdaptiveState, batch: Batch) -> AdaptiveState:
     """Takes the batch's time down; forgets what is old, and what a change of the network has made stale."""
     now, horizon = state.collector.seen, state.react.H * (1 + state.failures)
+    # The start is kept in mind until it is time to try it again.
+    longer = max(horizon, _revisit_after(state) + state.react.B)
     measured, last = state.measured, None
     if state.trial is None:
         last = next((m for m in measured if m.config.key == state.config.key), None)
@@ -172,15 +185,17 @@ def _note(state: AdaptiveState, batch: Batch) -> AdaptiveState:
         # The network has changed: what was measured before says nothing now, nor that no fit did better. What is newer
         # than the time that has proved stale stands: it made the move look bad that it was a change to try out.
         measured = tuple(m for m in measured if m.epoch > last.epoch)
-        state = dataclasses.replace(state, fitted=None)
+        state = dataclasses.replace(state, fitted=None, paid=False)
         if batch.time > state.params.worse * last.seconds:
-            state = dataclasses.replace(state, worse=True, failures=0, doubt=None)
+            state = dataclasses.replace(state, worse=True, failures=0, probes=0, doubt=None)
         last = None
-    kept = tuple(m for m in measured if m.config.key != state.config.key and m.epoch > now - horizon)
+    home = state.spec.home.key
+    recent = (m for m in measured if m.epoch > now - (longer if m.config.key == home else horizon))
+    kept = tuple(m for m in recent if m.config.key != state.config.key)
     here = Measured.of(state.config, batch, now, last)
-    known = batch.after(state.evidence, _EVIDENCE * state.react.B) if last and state.evidence else batch
+    evidence = batch.after(state.evidence, _EVIDENCE * state.react.B) if last and state.evidence else batch
     doubt = state.doubt if state.doubt is not None and state.doubt.epoch > now - horizon else None
-    return dataclasses.replace(state, measured=(*kept, here), evidence=known, doubt=doubt)
+    return dataclasses.replace(state, measured=(*kept, here), evidence=evidence, doubt=doubt)
 
 
 def _judge(state: AdaptiveState, batch: Batch) -> tuple[AdaptiveState, str]:
@@ -191,12 +206,19 @@ def _judge(state: AdaptiveState, batch: Batch) -> tuple[AdaptiveState, str]:
     ratio = batch.time / trial.seconds
     paid = ratio < 1 - state.params.keep or (trial.action in ("recover", "probe") and ratio < 1 + state.params.keep)
     failures = 0 if paid else state.failures + 1
-    probes = state.probes + (trial.action == "probe" and not paid)
+    probes = 0 if trial.action == "probe" and paid else state.probes + (trial.action == "probe")
     surprised = not paid and ratio > state.params.worse * trial.expected
     doubt = _doubt(state, trial, ratio)
     verdict = Verdict(state.config.table.version, ratio, paid)
     state = dataclasses.replace(
-        state, trial=None, failures=failures, probes=probes, surprised=surprised, doubt=doubt, verdict=verdict
+        state,
+        trial=None,
+        failures=failures,
+        probes=probes,
+        surprised=surprised,
+        doubt=doubt,
+        verdict=verdict,
+        paid=state.paid or (paid and trial.action in ("swap", "program")),
     )
     return state, f"the last move {verdict.text()}. "
 
@@ -235,7 +257,7 @@ def _when_clean(state: AdaptiveState, batch: Batch, belief: Belief, congestion: 
         return back
     if state.calm < state.params.calm or not _may_swap(state, batch.now_ns):
         return state, None, f"{verdict}no congestion for {state.calm} batches"
-    scorer = Scorer(state.spec, belief, _crossed(batch), state.params, np.random.default_rng([state.seed, state.round]))
+    scorer = Scorer(state.spec, belief, _crossed(state), state.params, np.random.default_rng([state.seed, state.round]))
     here, there = scorer.seconds([state.config, home])
     known = _known(state, home)
     expected = known / state.here.seconds if known else there / here
@@ -256,7 +278,7 @@ def _when_congested(
         state = dataclasses.replace(state, waited=True)
         return state, None, f"{verdict}{cause}; unlike what was measured before, waiting for another batch"
     state = dataclasses.replace(state, waited=False)
-    situation = (state.config.key, belief.best.model.shape, round(4 * np.log(batch.time)), state.failures)
+    situation = _situation(state, batch, belief)
     if state.searched == situation:
         return state, None, f"{verdict}{cause}; nothing better is known"
     if state.surprised:
@@ -267,13 +289,14 @@ def _when_congested(
             return back
     rng = np.random.default_rng([state.seed, state.round])
     others = [m.config for m in state.measured]
-    now, candidates = search(state.spec, belief, _crossed(batch), state.config, others, state.params, rng)
-    options = [(c, _expected(state, batch, now, c)) for c in candidates if c.config.key != state.config.key]
+    now, candidates = search(state.spec, belief, _crossed(state), state.config, others, state.params, rng)
+    options = [(c, _expected(state, now, c)) for c in candidates if c.config.key != state.config.key]
     if _is_heap(state, belief.best.model):
         options = [(c, expected) for c, expected in options if _known(state, c.config)]
     best, expected = min(options, key=lambda o: _rank(state, *o), default=(None, 1.0))
     at_home = state.config.key == state.spec.home.key
-    margin = max(state.params.margin * (1 + state.failures + at_home), state.here.chance)
+    least = state.params.margin * (1 + state.failures + at_home)
+    margin = max(least, state.params.content if state.paid else 0.0, state.here.chance)
     if best is None or expected > 1 - margin:
         back = _failed_back(state, batch, verdict)
         what = f"nothing in the set is expected to gain {margin:.0%} (best {expected:.2f}x)"
@@ -286,8 +309,17 @@ def _when_congested(
     return _move(state, batch, best.config, action, verdict + words, expected)
 
 
-def _crossed(batch: Batch) -> Pairs:
-    """Pairs of ranks between which the batch shows a flow."""
+def _situation(state: AdaptiveState, batch: Batch, belief: Belief) -> tuple[object, ...]:
+    """All that a search and the margin asked of its result go by, amounts roughly."""
+    known = frozenset(m.config.key for m in state.measured)
+    what = (state.fits, belief.best.model.shape, round(4 * np.log(batch.time)), known, state.doubt)
+    return *what, state.failures, state.paid, len(state.here.epochs)
+
+
+def _crossed(state: AdaptiveState) -> Pairs:
+    """Pairs of ranks between which the evidence shows a flow."""
+    batch = state.evidence
+    assert batch is not None
     flows, seen = batch.pattern.plan, batch.pattern.carries & np.isfinite(batch.fct).any(axis=0)
     return frozenset(zip(flows.src[seen].tolist(), flows.dst[seen].tolist(), strict=True))
 
@@ -297,7 +329,7 @@ def _known(state: AdaptiveState, config: Config) -> float:
     return next((m.seconds for m in state.measured if m.config.key == config.key), 0.0)
 
 
-def _expected(state: AdaptiveState, batch: Batch, now: float, candidate: Candidate) -> float:
+def _expected(state: AdaptiveState, now: float, candidate: Candidate) -> float:
     """Time of a candidate over the present one: as measured, where it was, else as modelled.
 
     What makes one program slower than its model, such as flows that collide on links that the model doesn't know, is
@@ -308,7 +340,8 @@ def _expected(state: AdaptiveState, batch: Batch, now: float, candidate: Candida
         return known / state.here.seconds
     stays, doubt = candidate.config.program == state.config.program, state.doubt
     factor = 1.0 if doubt is None or (stays and doubt.program) else doubt.factor
-    return factor * candidate.seconds / now * batch.time / state.here.seconds
+    assert state.evidence is not None
+    return factor * candidate.seconds / now * state.evidence.time / state.here.seconds
 
 
 def _is_heap(state: AdaptiveState, model: Model) -> bool:
@@ -336,11 +369,16 @@ def _revisit(state: AdaptiveState, batch: Batch, verdict: str) -> Outcome | None
     if known is None or state.config.program == home.program or here.seconds < (1 - params.little) * known.seconds:
         return None
     age = state.collector.seen - known.epoch
-    if age < params.revisit * state.react.B * 2 ** min(state.probes, 5) or not _may_swap(state, batch.now_ns):
+    if age < _revisit_after(state) or not _may_swap(state, batch.now_ns):
         return None
     ratio = known.seconds / here.seconds
     words = f"the start took {ratio:.2f}x as long {age} epochs ago; tried it again; expected {ratio:.2f}x or less"
     return _move(state, batch, home, "probe", verdict + words, ratio)
+
+
+def _revisit_after(state: AdaptiveState) -> int:
+    """Epochs after which the start is tried again, at the earliest."""
+    return state.params.revisit * state.react.B * 2 ** min(state.probes, 5)
 
 
 def _failed_back(state: AdaptiveState, batch: Batch, verdict: str) -> Outcome | None:

@@ -288,24 +288,25 @@ class Fitter:
         rate = float(np.median(size / took)) if slow.any() else base.rate
         old = [fit.model.groups.uplink * f for f in (0.85, 1.0, 1.2)] if fit.model.groups else []
         uplinks = [*(rate * u for u in _UPLINKS), *old]
-        known = [fit.model.groups.labels] if fit.model.groups else []
-        strict = groupings(len(self.host_of), apart, together)
-        labels = dict.fromkeys([*known, *strict, *self._halves(clean, apart, together)])
-        groups = [Groups(g, uplink, self.epoch, apart, together) for g in labels for uplink in uplinks]
+        known = [(fit.model.groups.labels, fit.model.groups.loaded)] if fit.model.groups else []
+        strict = [(labels, None) for labels in groupings(len(self.host_of), apart, together)]
+        shapes = dict.fromkeys([*known, *strict, *self._halves(clean, apart, together)])
+        groups = [Groups(g, u, self.epoch, apart, together, loaded) for g, loaded in shapes for u in uplinks]
         models = [dataclasses.replace(base, groups=g) for g in groups]
         return [*models, base] if fit.model.groups else models
 
     def _grouped_otherwise(self, fit: Fit) -> list[Fit]:
         """The fit with other groups that the same evidence allows: they explain the batch alike, and promise others."""
         groups = fit.model.groups
-        if groups is None:
+        if groups is None or groups.loaded is not None:
             return []
         labels = [g for g in groupings(len(self.host_of), groups.apart, groups.together) if g != groups.labels]
         other = [dataclasses.replace(groups, labels=g, uplink=groups.uplink * f) for g in labels for f in _REGROUPED]
         return self.evaluate([dataclasses.replace(fit.model, groups=g) for g in other]) if other else []
 
-    def _halves(self, clean: Fit, apart: Pairs, together: Pairs) -> list[Labels]:
-        """The ranks in two groups, such that slow flows run between them and fast ones inside, as far as can be.
+    def _halves(self, clean: Fit, apart: Pairs, together: Pairs) -> list[tuple[Labels, int | None]]:
+        """The ranks in two groups, such that slow flows run between them and fast ones inside, as far as can be; and
+        such that slow ones run from the first to the second.
 
         One flow that is slow, or fast, by chance contradicts every grouping that must explain all; it costs this one
         little.
@@ -323,7 +324,10 @@ class Fitter:
         for pairs, sign in ((apart, 1), (together, -1)):
             for a, b in pairs:
                 pull[a, b] = pull[a, b] if count[a, b] else sign * _CLEAR / 2
-        return halves(pull + pull.T)
+        both: list[tuple[Labels, int | None]] = [(labels, None) for labels in halves(pull)]
+        # One rank against all others is a side of its host.
+        one_way = [labels for labels in halves(pull, directed=True) if 1 < sum(labels) < n - 1]
+        return both + [(labels, 0) for labels in one_way]
 
     def _evidence(self, clean: Fit, model: Model) -> tuple[Pairs, Pairs]:
         """Pairs slow and pairs fast in this batch, and before it where this one says nothing."""
@@ -350,7 +354,7 @@ class Fitter:
         sides = tuple(dataclasses.replace(s, seen=now) if self.edges[s.key].any() else s for s in model.sides)
         pairs = tuple(dataclasses.replace(p, seen=now) if (p.src, p.dst) in crossing else p for p in model.pairs)
         groups = model.groups
-        if groups is not None and any(groups.labels[a] != groups.labels[b] for a, b in crossing):
+        if groups is not None and any(crossing.intersection(link) for link in groups.shared()):
             groups = dataclasses.replace(groups, seen=now)
         return dataclasses.replace(fit, model=dataclasses.replace(model, sides=sides, pairs=pairs, groups=groups))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 Labels = tuple[int, ...]
 Pairs = frozenset[tuple[int, int]]
@@ -49,27 +50,38 @@ def boundary(values: Floats, apart: float) -> float | None:
     return (fast + slow) / 2 if slow - fast > apart else None
 
 
-def halves(pull: Floats) -> list[Labels]:
-    """Two groups with the most pull between them, less what is inside.
+def halves(pull: Floats, directed: bool = False) -> list[Labels]:
+    """Two groups with the most pull, by (src, dst), between them, less the rest; `directed`: from group 0 to group 1.
 
     Each rank in turn begins alone; then the rank whose move helps most changes sides, until none does.
     """
-    n = len(pull)
-    found: dict[Labels, float] = {}
+    n, found = len(pull), dict[Labels, float]()
     for first in range(n):
-        side = np.ones(n)
-        side[first] = -1.0
-        for _ in range(2 * n):
-            # What moving a rank would give: it pulls those on its own side apart, those on the other one together.
-            gain = side * (pull @ side)
-            best = int(np.argmax(gain))
-            if gain[best] <= 1e-9:
-                break
-            side[best] = -side[best]
-        labels = _dense(tuple((side < 0).astype(int).tolist()))
-        found[labels] = float(-(side @ pull @ side))
+        for alone in (True, False) if directed else (True,):
+            out = np.full(n, not alone)
+            out[first] = alone
+            for _ in range(2 * n):
+                gain = _gains(pull, out, directed)
+                best = int(np.argmax(gain))
+                if gain[best] <= 1e-9:
+                    break
+                out[best] = not out[best]
+            labels = tuple((~out).astype(int).tolist()) if directed else _dense(tuple(out.astype(int).tolist()))
+            found[labels] = _between(pull, out, directed)
     most = max(found.values())
     return [labels for labels, value in found.items() if value >= most - 1e-9 and len(set(labels)) > 1][:2]
+
+
+def _between(pull: Floats, out: Bools, directed: bool) -> float:
+    """The pull of flows that leave the ranks `out`, and of those that enter them unless `directed`."""
+    return float(pull[out][:, ~out].sum() + (0.0 if directed else pull[~out][:, out].sum()))
+
+
+def _gains(pull: Floats, out: Bools, directed: bool) -> Floats:
+    """What moving each rank to the other side would add to `_between`."""
+    leave = np.where(out, -1.0, 1.0) * (pull @ ~out - pull.T @ out)
+    enter = np.where(out, 1.0, -1.0) * (pull @ out - pull.T @ ~out)
+    return leave if directed else leave + enter
 
 
 def _dense(labels: Labels) -> Labels:

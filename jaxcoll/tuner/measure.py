@@ -115,7 +115,7 @@ def batch_of(epochs: Sequence[Epoch], pattern: Pattern, nranks: int) -> Batch:
         found = _edge_keys(graph, step, src, dst, nranks)
         at = np.minimum(np.searchsorted(keys[order], found), max(len(keys) - 1, 0))
         fits = keys[order][at] == found if len(keys) else np.zeros(len(found), bool)
-        timed = (rows["transfer_ns"] > 0) | (rows["bytes"] == 0)
+        timed = rows["transfer_ns"] > 0
         fct[i, order[at[fits]]] = np.where(timed, rows["transfer_ns"] / 1e9, np.nan)[fits]
         late[i] = lateness(epoch, nranks) / 1e9
         seconds[i] = epoch_seconds(epoch)

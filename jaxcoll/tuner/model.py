@@ -49,6 +49,9 @@ class SlowPair:
 class Groups:
     """Ranks in groups (label by rank); what leaves or enters a group shares a link of `uplink` bytes/s each way.
 
+    With `loaded`, only what leaves that group does: others load a link between racks in one direction more than in the
+    other.
+
     `apart` and `together` are the pairs of ranks seen to be slow and fast: the evidence, kept over changes of table.
     """
 
@@ -57,6 +60,15 @@ class Groups:
     seen: int = 0
     apart: frozenset[tuple[int, int]] = frozenset()
     together: frozenset[tuple[int, int]] = frozenset()
+    loaded: int | None = None
+
+    def shared(self) -> list[list[tuple[int, int]]]:
+        """The (src, dst) ranks of the flows on each link."""
+        n, labels = range(len(self.labels)), self.labels
+        leave = [[(a, b) for a in n for b in n if labels[a] == g != labels[b]] for g in sorted(set(labels))]
+        if self.loaded is not None:
+            return [leave[self.loaded]]
+        return leave + [[(b, a) for a, b in link] for link in leave]
 
     def members(self) -> list[list[int]]:
         """Ranks of each group."""
@@ -89,7 +101,7 @@ class Model:
     def shape(self) -> tuple[object, ...]:
         """Which things are assumed, without their amounts."""
         sides = sorted((s.host, s.direction, s.factor < 1) for s in self.sides)
-        groups = self.groups.labels if self.groups else None
+        groups = (self.groups.labels, self.groups.loaded) if self.groups else None
         return self.connection, tuple(sides), tuple(sorted((p.src, p.dst) for p in self.pairs)), groups
 
     def side(self, key: SideKey) -> Side:
@@ -114,11 +126,8 @@ class Model:
         for pair in self.pairs:
             net = net.limit_pairs([(pair.src, pair.dst)], pair.rate)
         if self.groups is not None:
-            ranks = range(len(host_of))
-            for group in self.groups.members():
-                inside = set(group)
-                net = net.limit_pairs([(a, b) for a in group for b in ranks if b not in inside], self.groups.uplink)
-                net = net.limit_pairs([(b, a) for a in group for b in ranks if b not in inside], self.groups.uplink)
+            for link in self.groups.shared():
+                net = net.limit_pairs(link, self.groups.uplink)
         return net
 
     def hot_ranks(self, host_of: Sequence[int]) -> list[int]:
@@ -146,8 +155,9 @@ class Model:
         if len(self.pairs) > 4:
             parts.append(f"{len(self.pairs) - 4} more slow pairs")
         if self.groups is not None:
-            groups = " | ".join(",".join(map(str, group)) for group in self.groups.members())
-            parts.append(f"groups {groups} behind links of {rate_text(self.groups.uplink)}")
+            groups = [",".join(map(str, group)) for group in self.groups.members()]
+            way = "" if self.groups.loaded is None else f" out of {groups[self.groups.loaded]}"
+            parts.append(f"groups {' | '.join(groups)} behind links of {rate_text(self.groups.uplink)}{way}")
         return "; ".join(parts) or "as usual"
 
 
