@@ -15,86 +15,17 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxcoll.telemetry import Epoch, behind
-from jaxcoll.tuner.choice import Candidate, Scorer, search
-from jaxcoll.tuner.collect import Collector
+from jaxcoll.tuner.choice import Scorer, search
 from jaxcoll.tuner.detect import Congestion, detect, rate_text
 from jaxcoll.tuner.fit import Belief, Fitter
-from jaxcoll.tuner.groups import Pairs
+from jaxcoll.tuner.judge import judge, lateness_changed, note
 from jaxcoll.tuner.measure import Batch
-from jaxcoll.tuner.model import Model
-from jaxcoll.tuner.params import ChoiceParams, ReactParams
-from jaxcoll.tuner.past import Doubt, Measured, Trial
+from jaxcoll.tuner.params import ChoiceParams
+from jaxcoll.tuner.past import Trial
+from jaxcoll.tuner.promise import crossed, expected_of, is_heap, least_gain, rank, situation
+from jaxcoll.tuner.state import AdaptiveState, Outcome
 from jaxcoll.tuner.transforms import graph_name
-from jaxcoll.tuner.types import Config, Decision, ScheduleSet, Verdict
-
-_EVIDENCE = 3
-"""Batches that a model is fitted to at most: what has moved elsewhere, in the same time, outweighs the rest soon."""
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class AdaptiveState:
-    """All that the default policy knows between two calls."""
-
-    spec: ScheduleSet
-    react: ReactParams
-    params: ChoiceParams
-    seed: int
-    config: Config
-    collector: Collector = dataclasses.field(default_factory=Collector)
-    version: int = 0
-    round: int = 0
-    model: Model | None = None
-    measured: tuple[Measured, ...] = ()
-    """What was in force; once a batch has been judged, the present one last."""
-    trial: Trial | None = None
-    calm: int = 0
-    failures: int = 0
-    """Moves in a row that didn't pay."""
-    swaps_ns: tuple[int, ...] = ()
-    """When decisions were taken, by the wall clock of the records."""
-    probes: int = 0
-    """Times that the start was tried again too early."""
-    surprised: bool = False
-    """Whether the last batch's move fell far short of what was expected of it."""
-    verdict: Verdict | None = None
-    """On the last move that was judged."""
-    paid: bool = False
-    """Whether a move has paid since the network has changed."""
-    doubt: Doubt | None = None
-    """What the last move that fell far short has taught about such promises."""
-    waited: bool = False
-    """Whether the last batch decided nothing because it was unlike those before it."""
-    worse: bool = False
-    """Whether the epochs have become much slower since the last decision, which then had other grounds."""
-    stragglers: tuple[int, ...] = ()
-    evidence: Batch | None = None
-    """The last epochs of what is in force, over several batches, as long as the network seems to be the same."""
-    fitted: tuple[object, float] | None = None
-    """What the last fit was to, the table and the number of epochs, and that fit's loss."""
-    searched: tuple[object, ...] | None = None
-    """What the last search without result began from: it isn't repeated while that stays the same."""
-
-    @property
-    def fits(self) -> object:
-        """What a model is fitted to: the table in force and the number of epochs of it."""
-        return self.config.key, 0 if self.evidence is None else len(self.evidence.seconds)
-
-    @property
-    def here(self) -> Measured:
-        """What is in force, after a batch of it."""
-        return self.measured[-1]
-
-
-Outcome = tuple[AdaptiveState, Decision | None, str]
-
-
-def init_adaptive(
-    spec: ScheduleSet, react: ReactParams | None = None, params: ChoiceParams | None = None, seed: int = 0
-) -> AdaptiveState:
-    """The state before the first epoch."""
-    home = spec.home
-    react, params = react or ReactParams(), params or ChoiceParams()
-    return AdaptiveState(spec, react, params, seed, home, version=home.table.version)
+from jaxcoll.tuner.types import Config, Decision
 
 
 def step_adaptive(state: AdaptiveState, samples: Sequence[Epoch]) -> Outcome:
@@ -138,21 +69,13 @@ def _is_flop(trial: Trial, batch: Batch, params: ChoiceParams) -> bool:
 def _full(state: AdaptiveState, batch: Batch) -> Outcome:
     state = dataclasses.replace(state, round=state.round + 1)
     stragglers = tuple(np.flatnonzero(behind(batch.late) > state.params.lateness * batch.time).tolist())
-    if state.evidence is not None and _lateness_changed(state, stragglers, batch):
+    if state.evidence is not None and lateness_changed(state, stragglers, batch):
         state = dataclasses.replace(state, evidence=None)
     return _decide(dataclasses.replace(state, stragglers=stragglers), batch)
 
 
-def _lateness_changed(state: AdaptiveState, stragglers: Sequence[int], batch: Batch) -> bool:
-    """Whether a rank has begun to be late, or has ceased: which flows run together is another matter then."""
-    assert state.evidence is not None
-    changed = list(set(stragglers) ^ set(state.stragglers))
-    now, before = batch.lateness[:, changed], state.evidence.lateness[:, changed]
-    return bool(((now.min(axis=0) > before.max(axis=0)) | (now.max(axis=0) < before.min(axis=0))).any())
-
-
 def _decide(state: AdaptiveState, batch: Batch) -> Outcome:
-    state, verdict = _judge(_note(state, batch), batch)
+    state, verdict = judge(note(state, batch), batch)
     congestion = _congestion(state, batch)
     belief = _fit(state)
     model = belief.best.model
@@ -171,66 +94,6 @@ def _decide(state: AdaptiveState, batch: Batch) -> Outcome:
 
 def _congestion(state: AdaptiveState, batch: Batch) -> Congestion:
     return detect(batch, state.react.delta1, state.react.delta2, state.spec.host_of)
-
-
-def _note(state: AdaptiveState, batch: Batch) -> AdaptiveState:
-    """Takes the batch's time down; forgets what is old, and what a change of the network has made stale."""
-    now, horizon = state.collector.seen, state.react.H * (1 + state.failures)
-    # The start is kept in mind until it is time to try it again.
-    longer = max(horizon, _revisit_after(state) + state.react.B)
-    measured, last = state.measured, None
-    if state.trial is None:
-        last = next((m for m in measured if m.config.key == state.config.key), None)
-    if last is not None and last.differs(batch):
-        # The network has changed: what was measured before says nothing now, nor that no fit did better. What is newer
-        # than the time that has proved stale stands: it made the move look bad that it was a change to try out.
-        measured = tuple(m for m in measured if m.epoch > last.epoch)
-        state = dataclasses.replace(state, fitted=None, paid=False)
-        if batch.time > state.params.worse * last.seconds:
-            state = dataclasses.replace(state, worse=True, failures=0, probes=0, doubt=None)
-        last = None
-    home = state.spec.home.key
-    recent = (m for m in measured if m.epoch > now - (longer if m.config.key == home else horizon))
-    kept = tuple(m for m in recent if m.config.key != state.config.key)
-    here = Measured.of(state.config, batch, now, last)
-    evidence = batch.after(state.evidence, _EVIDENCE * state.react.B) if last and state.evidence else batch
-    doubt = state.doubt if state.doubt is not None and state.doubt.epoch > now - horizon else None
-    return dataclasses.replace(state, measured=(*kept, here), evidence=evidence, doubt=doubt)
-
-
-def _judge(state: AdaptiveState, batch: Batch) -> tuple[AdaptiveState, str]:
-    """Whether the last move has paid."""
-    trial, state = state.trial, dataclasses.replace(state, surprised=False)
-    if trial is None:
-        return state, ""
-    ratio = batch.time / trial.seconds
-    paid = ratio < 1 - state.params.keep or (trial.action in ("recover", "probe") and ratio < 1 + state.params.keep)
-    failures = 0 if paid else state.failures + 1
-    probes = 0 if trial.action == "probe" and paid else state.probes + (trial.action == "probe")
-    surprised = not paid and ratio > state.params.worse * trial.expected
-    doubt = _doubt(state, trial, ratio)
-    verdict = Verdict(state.config.table.version, ratio, paid)
-    state = dataclasses.replace(
-        state,
-        trial=None,
-        failures=failures,
-        probes=probes,
-        surprised=surprised,
-        doubt=doubt,
-        verdict=verdict,
-        paid=state.paid or (paid and trial.action in ("swap", "program")),
-    )
-    return state, f"the last move {verdict.text()}. "
-
-
-def _doubt(state: AdaptiveState, trial: Trial, ratio: float) -> Doubt | None:
-    """What is left of the doubt in promises after a move: one that keeps its promise ends the doubt in its kind."""
-    program, short = trial.action == "program", ratio / trial.expected
-    if trial.action not in ("swap", "program"):
-        return state.doubt
-    if short > state.params.worse:
-        return Doubt(short, program, state.collector.seen)
-    return None if state.doubt is not None and state.doubt.program == program else state.doubt
 
 
 def _fit(state: AdaptiveState) -> Belief:
@@ -257,9 +120,9 @@ def _when_clean(state: AdaptiveState, batch: Batch, belief: Belief, congestion: 
         return back
     if state.calm < state.params.calm or not _may_swap(state, batch.now_ns):
         return state, None, f"{verdict}no congestion for {state.calm} batches"
-    scorer = Scorer(state.spec, belief, _crossed(state), state.params, np.random.default_rng([state.seed, state.round]))
+    scorer = Scorer(state.spec, belief, crossed(state), state.params, np.random.default_rng([state.seed, state.round]))
     here, there = scorer.seconds([state.config, home])
-    known = _known(state, home)
+    known = state.seconds_of(home)
     expected = known / state.here.seconds if known else there / here
     if expected > 1 - state.params.keep:
         return state, None, f"{verdict}no congestion, but the start would take {expected:.2f}x as long; stayed"
@@ -278,8 +141,8 @@ def _when_congested(
         state = dataclasses.replace(state, waited=True)
         return state, None, f"{verdict}{cause}; unlike what was measured before, waiting for another batch"
     state = dataclasses.replace(state, waited=False)
-    situation = _situation(state, batch, belief)
-    if state.searched == situation:
+    here = situation(state, batch, belief)
+    if state.searched == here:
         return state, None, f"{verdict}{cause}; nothing better is known"
     if state.surprised:
         # Either the model is wrong, and what it proposes next is worth no more; or the network has changed meanwhile,
@@ -289,73 +152,22 @@ def _when_congested(
             return back
     rng = np.random.default_rng([state.seed, state.round])
     others = [m.config for m in state.measured]
-    now, candidates = search(state.spec, belief, _crossed(state), state.config, others, state.params, rng)
-    options = [(c, _expected(state, now, c)) for c in candidates if c.config.key != state.config.key]
-    if _is_heap(state, belief.best.model):
-        options = [(c, expected) for c, expected in options if _known(state, c.config)]
-    best, expected = min(options, key=lambda o: _rank(state, *o), default=(None, 1.0))
-    at_home = state.config.key == state.spec.home.key
-    least = state.params.margin * (1 + state.failures + at_home)
-    margin = max(least, state.params.content if state.paid else 0.0, state.here.chance)
+    now, candidates = search(state.spec, belief, crossed(state), state.config, others, state.params, rng)
+    options = [(c, expected_of(state, now, c)) for c in candidates if c.config.key != state.config.key]
+    if is_heap(state, belief.best.model):
+        options = [(c, expected) for c, expected in options if state.seconds_of(c.config)]
+    best, expected = min(options, key=lambda o: rank(state, *o), default=(None, 1.0))
+    margin = least_gain(state)
     if best is None or expected > 1 - margin:
         back = _failed_back(state, batch, verdict)
         what = f"nothing in the set is expected to gain {margin:.0%} (best {expected:.2f}x)"
-        state = dataclasses.replace(state, searched=situation)
+        state = dataclasses.replace(state, searched=here)
         return back or (state, None, f"{verdict}{cause}; {what}")
     action = "swap" if best.config.program == state.config.program else "program"
     if best.config.key == state.spec.home.key:
         action = "probe"
     words = f"{cause}; {best.text(state.spec, state.config)}; expected {expected:.2f}x"
     return _move(state, batch, best.config, action, verdict + words, expected)
-
-
-def _situation(state: AdaptiveState, batch: Batch, belief: Belief) -> tuple[object, ...]:
-    """All that a search and the margin asked of its result go by, amounts roughly."""
-    known = frozenset(m.config.key for m in state.measured)
-    what = (state.fits, belief.best.model.shape, round(4 * np.log(batch.time)), known, state.doubt)
-    return *what, state.failures, state.paid, len(state.here.epochs)
-
-
-def _crossed(state: AdaptiveState) -> Pairs:
-    """Pairs of ranks between which the evidence shows a flow."""
-    batch = state.evidence
-    assert batch is not None
-    flows, seen = batch.pattern.plan, batch.pattern.carries & np.isfinite(batch.fct).any(axis=0)
-    return frozenset(zip(flows.src[seen].tolist(), flows.dst[seen].tolist(), strict=True))
-
-
-def _known(state: AdaptiveState, config: Config) -> float:
-    """Measured time of a configuration, 0 if there is none."""
-    return next((m.seconds for m in state.measured if m.config.key == config.key), 0.0)
-
-
-def _expected(state: AdaptiveState, now: float, candidate: Candidate) -> float:
-    """Time of a candidate over the present one: as measured, where it was, else as modelled.
-
-    What makes one program slower than its model, such as flows that collide on links that the model doesn't know, is
-    likely to meet another one, too; the program in force was fitted. What makes its tables slower meets all.
-    """
-    known = _known(state, candidate.config)
-    if known:
-        return known / state.here.seconds
-    stays, doubt = candidate.config.program == state.config.program, state.doubt
-    factor = 1.0 if doubt is None or (stays and doubt.program) else doubt.factor
-    assert state.evidence is not None
-    return factor * candidate.seconds / now * state.evidence.time / state.here.seconds
-
-
-def _is_heap(state: AdaptiveState, model: Model) -> bool:
-    """Whether so much departs from the usual that it explains nothing: what it promises of other tables is chance."""
-    return len(model.sides) + len(model.pairs) > max(4, state.spec.nranks // 2)
-
-
-def _rank(state: AdaptiveState, candidate: Candidate, expected: float) -> float:
-    """What to go by between candidates: the time, few swaps, and what was measured rather than what a model promises.
-
-    The best of many promises is one that the model is wrong about.
-    """
-    promise = 0.0 if _known(state, candidate.config) else 2 * state.params.margin
-    return expected + 0.002 * len(candidate.swaps) + promise
 
 
 def _revisit(state: AdaptiveState, batch: Batch, verdict: str) -> Outcome | None:
@@ -369,16 +181,11 @@ def _revisit(state: AdaptiveState, batch: Batch, verdict: str) -> Outcome | None
     if known is None or state.config.program == home.program or here.seconds < (1 - params.little) * known.seconds:
         return None
     age = state.collector.seen - known.epoch
-    if age < _revisit_after(state) or not _may_swap(state, batch.now_ns):
+    if age < state.revisit_after or not _may_swap(state, batch.now_ns):
         return None
     ratio = known.seconds / here.seconds
     words = f"the start took {ratio:.2f}x as long {age} epochs ago; tried it again; expected {ratio:.2f}x or less"
     return _move(state, batch, home, "probe", verdict + words, ratio)
-
-
-def _revisit_after(state: AdaptiveState) -> int:
-    """Epochs after which the start is tried again, at the earliest."""
-    return state.params.revisit * state.react.B * 2 ** min(state.probes, 5)
 
 
 def _failed_back(state: AdaptiveState, batch: Batch, verdict: str) -> Outcome | None:

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from jaxcoll.errors import UsageError
 from jaxcoll.telemetry import Epoch
-from jaxcoll.tuner.adaptive import AdaptiveState, init_adaptive, step_adaptive
+from jaxcoll.tuner.adaptive import step_adaptive
 from jaxcoll.tuner.params import POLICIES, ChoiceParams, Policy, ReactParams
 from jaxcoll.tuner.react import ReactState, init_react, step_react
+from jaxcoll.tuner.state import AdaptiveState, init_adaptive
 from jaxcoll.tuner.types import Decision, ScheduleSet, Verdict
 
 State = AdaptiveState | ReactState

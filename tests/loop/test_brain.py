@@ -14,11 +14,14 @@ import threading
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 from jaxcoll import replay
-from jaxcoll.errors import UsageError
+from jaxcoll.errors import ScheduleError, UsageError
+from jaxcoll.runtime import leader
+from jaxcoll.runtime.worker import Worker
 from jaxcoll.steering import brain, policy, runlog, wire
 from jaxcoll.steering.tuned import Pace
 from jaxcoll.telemetry import Epoch, Record, from_records
@@ -156,6 +159,67 @@ def test_while_all_epochs_are_alike_few_are_looked_at_and_no_change_is_missed():
     assert pace.steady
     assert len(pace.admit(epoch_of(14), False)) == 1
     assert not pace.steady
+
+
+def test_a_change_in_every_second_epoch_is_seen():
+    pace = Pace()
+    for _ in range(24):
+        pace.admit(epoch_of(10), True)
+    odd = [epoch_of(15) for _ in range(3)]
+    handed: list[Epoch] = []
+    for epoch in odd:
+        handed += [*pace.admit(epoch, True), *pace.admit(epoch_of(10), True)]
+    assert handed[:3] == odd
+    assert not pace.steady
+
+
+def test_a_set_that_does_not_run_keeps_nobody_from_rest(monkeypatch: pytest.MonkeyPatch):
+    now = 100.0
+    monkeypatch.setattr("jaxcoll.steering.brain.time.monotonic", lambda: now)
+    job = Job(late={5: 0.05})
+    other = (1, 78)
+    job.brain.take(("set", other, announcement(), list(range(8)), list(range(8))))
+    job.run(12)
+    assert not job.brain.calm
+    for _ in range(30):
+        now += 1.0
+        job.run(1)
+    assert job.brain.calm, "the set that has never run says nothing"
+    now += 60.0
+    assert not job.brain.calm, "nothing runs: nothing is known"
+
+
+def test_a_brain_that_is_stopped_ends_the_tuning_and_not_the_leader(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(leader, "_TAKES_S", 1)
+    process = leader.BrainProcess({"policy": "jaxcoll", "params": {}, "run_log": "", "log": "warning"})
+    try:
+        os.kill(process.pid, signal.SIGSTOP)
+        with pytest.raises(BlockingIOError) as caught:
+            process.tell("records", [1, 77], 0, bytes(64 << 20))
+        assert "has taken no message for 1 s" in process.fate(caught.value)
+        os.kill(process.pid, signal.SIGKILL)
+        assert "ended by SIGKILL" in process.fate(EOFError())
+    finally:
+        process.close()
+
+
+def test_a_bad_message_takes_none_behind_it_along():
+    class Swaps:
+        def load(self, blob: bytes) -> None:
+            raise ScheduleError("a program that nobody can read")
+
+    class Channel:
+        sent: ClassVar[list[dict[str, object]]] = []
+
+        def send(self, message: dict[str, object]) -> bool:
+            self.sent.append(message)
+            return True
+
+    one = Worker.__new__(Worker)
+    one.swaps, one._channel = Swaps(), Channel()  # type: ignore[assignment]
+    one._serve({"do": "decide", "attempt": "1.1"}, b"")  # it has no verdict
+    one._serve({"do": "program", "attempt": "1.1"}, b"?")
+    assert Channel.sent == [{"attempt": "1.1", "do": "loaded", "error": "a program that nobody can read"}]
 
 
 def test_it_rests_after_thinking_and_keeps_the_newest_epochs(monkeypatch: pytest.MonkeyPatch):

@@ -213,6 +213,21 @@ def test_a_late_rank_is_no_slow_link() -> None:
     assert seconds == pytest.approx(0.004, rel=0.01), "the collective's own time has no lateness in it"
 
 
+def test_of_two_ranks_the_late_one_is_late_in_full() -> None:
+    rows = [row for launch in range(6) for row in exchange(2, {1: 50_000_000}, {}, launch)]
+    (straggler,) = telemetry.diagnose(telemetry.from_records(rows), 2).stragglers
+    assert (straggler.rank, straggler.late_ns) == (1, pytest.approx(50e6, rel=0.05))
+    assert telemetry.behind(np.array([0.1])).tolist() == [0.0]
+    assert telemetry.behind(np.array([[0.3, 0.0, 0.1]])).tolist() == [pytest.approx([0.25, -0.2, -0.05])]
+
+
+def test_nobody_is_waited_for_by_what_carries_nothing() -> None:
+    empty = [make(src=3, dst=b, bytes=0, transfer_ns=0, side=RECEIVER) for b in (0, 1, 2)]
+    records = telemetry.from_records([*exchange(4, {3: 50_000_000}, {}), *empty])
+    late = telemetry.lateness(telemetry.group_epochs(records)[0], 4)
+    assert late[3] == pytest.approx(50e6, rel=0.05)
+
+
 def test_a_slow_link_is_no_late_rank() -> None:
     rows = [row for launch in range(6) for row in exchange(5, {}, {(1, 4): 3.0}, launch)]
     found = telemetry.diagnose(telemetry.from_records(rows), 5)

@@ -10,11 +10,11 @@ import pytest
 from jaxcoll.sim import Noise, Phase, World, star
 from jaxcoll.telemetry import group_epochs
 from jaxcoll.tuner import ReactParams, Setup, init, step
-from jaxcoll.tuner.adaptive import AdaptiveState
 from jaxcoll.tuner.choice import drawn
 from jaxcoll.tuner.measure import Batch, batch_of, pattern_of
 from jaxcoll.tuner.model import Model, SlowPair
 from jaxcoll.tuner.past import Doubt, Measured
+from jaxcoll.tuner.state import AdaptiveState
 from jaxcoll.tuner.study import RATE, all_reduce_set, drive, untuned
 from tests.tuner.wire import drive_apart, wandering
 

@@ -14,8 +14,8 @@ from jaxcoll.schedule.verify import valid
 from jaxcoll.sim import Network, Noise, Phase, World, racks, star
 from jaxcoll.telemetry import group_epochs
 from jaxcoll.tuner import Decision, Policy, Program, ReactParams, ScheduleSet, Setup, init, step
-from jaxcoll.tuner.adaptive import AdaptiveState
 from jaxcoll.tuner.collect import Collector
+from jaxcoll.tuner.state import AdaptiveState
 from jaxcoll.tuner.study import NOISE, RATE, Taken, all_reduce_set, best_swapped, come_and_go, drive, untuned
 from tests.tuner.wire import drive_apart
 
