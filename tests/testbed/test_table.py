@@ -86,6 +86,14 @@ def test_results_of_other_options_count_for_nothing(tmp_path: Path, capsys: pyte
     assert "made by options that it doesn't tell: taken as not run" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("text", ['{"words": ', "[]"])
+def test_damaged_results_are_named(text: str, tmp_path: Path):
+    ring = next(s for s in scenarios.SCENARIOS if s.name == "free-ring-p2")
+    (tmp_path / "free-ring-p2.json").write_text(text)
+    with pytest.raises(UsageError, match=r"free-ring-p2\.json is damaged: .*; remove it to run the scenario again"):
+        table.make([ring], tmp_path, {})
+
+
 def test_what_other_options_made_is_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     ring = next(s for s in scenarios.SCENARIOS if s.name == "free-ring-p2")
     ran: list[list[str]] = []
