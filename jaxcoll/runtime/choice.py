@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxcoll.errors import ScheduleError
 from jaxcoll.runtime.probe import Speed
-from jaxcoll.schedule import Kind, Schedule, build, builders, stats
+from jaxcoll.schedule import Kind, Schedule, build, stats
 
 Perm = tuple[tuple[int, int], ...]
 # What the set of a collective holds, in order of preference at equal cost.
@@ -125,11 +125,8 @@ def estimates(kind: Kind, nranks: int, nbytes: int, speed: Speed, root: int | No
     """All candidates with their predicted times. `hosts`: the host of every rank; empty: unknown or one."""
     rows: list[Estimate] = []
     for name in CANDIDATES[kind]:
-        why = builders(kind)[name].supports(nranks) if name in builders(kind) else "no such builder"
         if name == "hierarchical" and not 1 < len(set(hosts)) < nranks:
-            why = "it needs several hosts with several ranks"
-        if why is not None:
-            rows.append(Estimate(name, None, why))
+            rows.append(Estimate(name, None, "it needs several hosts with several ranks"))
             continue
         schedule = make(name, kind, nranks, root, perm, is_large(nbytes), hosts)
         rows.append(Estimate(name, predict(schedule, nbytes, speed, hosts)))
