@@ -1,10 +1,10 @@
 # jaxcoll: everything from a fresh clone. Needs Python >= 3.11 with venv, a C++17 compiler and make; the rest comes by pip.
 #
 #   make demo                      eight emulated hosts train a Flax model, strangers congest one, the tuner reacts
-#   make test                      all tests;  make test PYTHON=python3.12  with another interpreter
+#   make test                      the tests;  TESTS=--full  the whole products too;  PYTHON=python3.12  with another interpreter
 #   make lint                      formatters, linters, type checker, layer rules
 #   make asan, make tsan           the native tests, the GPU executor and a multi-process run under sanitizers
-#   make bench                     the numbers of BENCHMARKS.md
+#   make bench                     the collectives' tables in BENCHMARKS.md
 #   make wheel                     dist/*.whl;    make clean, make distclean
 
 SHELL := /bin/bash

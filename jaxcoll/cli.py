@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import importlib.util
 import os
 import sys
 import warnings
@@ -53,30 +52,13 @@ COMMANDS = (
 )
 
 
-def _exists(module: str) -> bool:
-    # Parents first: find_spec imports them, and raises where one is missing.
-    parent, _, _ = module.rpartition(".")
-    if parent and not _exists(parent):
-        return False
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False
-
-
-def available() -> tuple[Command, ...]:
-    """The subcommands whose module is part of this installation."""
-    return tuple(command for command in COMMANDS if _exists(command.module))
-
-
 def usage() -> str:
     """The text of `jaxcoll --help`."""
-    commands = available()
-    width = max(len(command.name) for command in commands)
+    width = max(len(command.name) for command in COMMANDS)
     lines = ["usage: jaxcoll COMMAND [options]      (also: python -m jaxcoll COMMAND)", ""]
     lines += ["Collectives for JAX over schedules that move out of the way of a congested link.", "", "Commands:"]
-    lines += [f"  {command.name:<{width}}  {command.help}" for command in commands]
-    lines += ["", "Examples:", *(f"  jaxcoll {command.example}" for command in commands)]
+    lines += [f"  {command.name:<{width}}  {command.help}" for command in COMMANDS]
+    lines += ["", "Examples:", *(f"  jaxcoll {command.example}" for command in COMMANDS)]
     lines += ["", "jaxcoll COMMAND --help tells a command's options; jaxcoll config lists the environment variables."]
     return "\n".join(lines)
 
@@ -92,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if args[0] == "synth":  # one core is given, and BLAS would take all: it reads this when numpy is first imported
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    by_name = {command.name: command for command in available()}
+    by_name = {command.name: command for command in COMMANDS}
     if args[0] not in by_name:
         print(f"jaxcoll: no command {args[0]!r}. Commands: {', '.join(by_name)}.", file=sys.stderr)
         return 2

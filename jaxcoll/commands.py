@@ -105,8 +105,5 @@ def explain_main(argv: Sequence[str]) -> int:
     from jaxcoll import launch
 
     launch.initialize(devices=args.devices)
-    try:
-        print(jaxcoll.explain(args.operation, args.size))
-    except ValueError as error:
-        raise UsageError(str(error)) from None
+    print(jaxcoll.explain(args.operation, args.size))
     return 0

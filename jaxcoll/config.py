@@ -133,7 +133,8 @@ def _read_schedule(text: str) -> Mapping[str, str]:
 
 
 def _show_schedule(value: Mapping[str, str]) -> str:
-    return ",".join(name if kind == EVERY_KIND else f"{kind}={name}" for kind, name in value.items())
+    # Sorted: processes compare it as text, and the order means nothing.
+    return ",".join(name if kind == EVERY_KIND else f"{kind}={name}" for kind, name in sorted(value.items()))
 
 
 _SCHEDULE = Parser(
@@ -159,7 +160,8 @@ class Config:
     transport: str = _setting(
         "auto",
         _choice("auto", "inproc", "shm", "tcp"),
-        "How ranks reach each other. auto chooses pair by pair: inproc inside a process, shm inside a host, else tcp.",
+        "How ranks reach each other. auto chooses pair by pair: inproc inside a process, shm inside a host, else tcp. "
+        "Alike in all processes.",
     )
     socket_ifname: str = _setting(
         "", _INTERFACES, "Network interfaces that carry the data of tcp. Empty: chosen by the route to the peers."
@@ -178,7 +180,8 @@ class Config:
     schedule: Mapping[str, str] = _setting(
         {},
         _SCHEDULE,
-        "The schedule to use in place of the cost model's choice. Empty: the cost model chooses.",
+        "The schedule to use in place of the cost model's choice. Empty: the cost model chooses. "
+        "Alike in all processes.",
     )
     host_id: str = _setting(
         "",

@@ -31,7 +31,6 @@ Level = Literal["ok", "info", "slow", "bad"]
 
 OLDEST_JAX = (0, 10, 2)
 _FILES_WANTED = 1024
-_SAYS_MORE = "for all that it says: jaxcoll launch -n 2 examples/replace_psum.py"
 _PR_SET_PTRACER, _PTRACER_ANY = 0x59616D61, -1
 
 # Runs in ranks: every operation is covered by the tests; here one that works in every layout is enough.
@@ -95,12 +94,26 @@ def check_python() -> Iterator[Finding]:
 
 def check_library() -> Iterator[Finding]:
     """The native library: there, of this version, loadable."""
+    settings = _settings()
+    if settings is None:
+        yield Finding("info", "the native library is not looked for before the settings are right")
+        return
     try:
         from jaxcoll.runtime import native
 
         yield Finding("ok", f"native library {native.load().path}")
     except (JaxcollError, ImportError) as error:
-        yield Finding("bad", str(error), "build it (`make native` in a clone), or install jaxcoll again")
+        built = "build it (`make native` in a clone), or install jaxcoll again"
+        yield Finding("bad", str(error), "correct or unset JAXCOLL_LIBRARY" if settings.library else built)
+
+
+def _settings() -> config.Config | None:
+    """The settings; None where one is malformed, which `check_settings` says."""
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            return config.load(os.environ)
+    except JaxcollError:
+        return None
 
 
 def check_settings() -> Iterator[Finding]:
@@ -179,8 +192,13 @@ def check_extras() -> Iterator[Finding]:
 
 def check_collectives() -> Iterator[Finding]:
     """A psum in one process with two devices, and in two processes, over each transport of this host."""
-    layouts = (("one process, two devices", 1, 2, ""), ("two processes", 2, 1, ""), ("two processes, tcp", 2, 1, "tcp"))
-    for label, nprocs, devices, transport in layouts:
+    one, two = "jaxcoll explain psum 4M --devices 2", "jaxcoll launch -n 2 -m jaxcoll explain psum 4M"
+    layouts = (
+        ("one process, two devices", 1, 2, "", one),
+        ("two processes", 2, 1, "", two),
+        ("two processes, tcp", 2, 1, "tcp", f"JAXCOLL_TRANSPORT=tcp {two}"),
+    )
+    for label, nprocs, devices, transport, command in layouts:
         env = device_env(devices, {"JAXCOLL_TRANSPORT": transport} if transport else {})
         try:
             result = run([sys.executable, "-c", _PROBE], nprocs, devices=devices, env=env, timeout=120.0)
@@ -192,7 +210,7 @@ def check_collectives() -> Iterator[Finding]:
             continue
         rank = next(rank for rank, code in enumerate(result.codes) if code)
         said = _error_line(result.outputs[rank]) or f"exit code {result.codes[rank]}"
-        yield Finding("bad", f"psum, {label}: {said}", _SAYS_MORE)
+        yield Finding("bad", f"psum, {label}: {said}", f"for all that it says: {command}")
 
 
 def _error_line(output: str) -> str:
@@ -213,10 +231,8 @@ def check_gpu() -> Iterator[Finding]:
     if not plugin:
         cure = "pip install 'jaxcoll[cuda12]', or 'jaxcoll[cuda13]'"
         yield Finding("slow", "there is an NVIDIA GPU, but no CUDA plugin of jax: programs run on the CPU", cure)
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            settings = config.load(os.environ)
-    except JaxcollError:  # check_settings has said so, and the library doesn't start with them
+    settings = _settings()
+    if settings is None:
         yield Finding("info", "CUDA and NCCL are not looked for before the settings are right")
         return
     yield from check_gpu_libraries()

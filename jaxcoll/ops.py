@@ -10,6 +10,12 @@ arguments more:
 
 All take pytrees; the leaves of one dtype travel in one message. All must be called where the axis names are bound:
 inside of `jax.shard_map` (every mesh axis manual), `jax.pmap`, or `jax.vmap` with an `axis_name`.
+
+Errors, raised while the program is traced and lowered: UnboundAxisError (a NameError) for an axis that nothing binds;
+UsageError (a ValueError) for another argument that can't be used; `jaxcoll.lowering.CannotLower` (a UsageError) for
+what jaxcoll can't run, such as the maximum of complex numbers; ScheduleError, see `schedule`; TypeError for a `perm`
+that is no list or tuple; what `jax.lax` itself raises. While it runs, of a lost rank or a deadline:
+jax.errors.JaxRuntimeError.
 """
 
 from __future__ import annotations
@@ -122,8 +128,8 @@ def psum(
       schedule, deterministic: see the module's docstring.
 
     Returns:
-      the pytree, each leaf with the shape and dtype of its argument. float16, bfloat16 and float8 are summed in float32
-      and rounded once.
+      the pytree, each leaf with the shape and dtype of its argument (int32 for bools). float16, bfloat16 and float8 are
+      summed in float32 and rounded once.
     """
     _check_groups("psum", axis_index_groups)
     axes = _axes(axis_name, "psum")
@@ -142,6 +148,10 @@ def pmean(
     """Mean over the ranks along `axis_name`: `psum`, divided by the number of ranks. Arguments as for `psum`.
 
     Where groups differ in size it divides by that of the rank's own one, and `jax.lax.pmean` by that of the first.
+
+    Returns:
+      the pytree, each leaf with the shape and dtype of its argument (float32 for bools and for integers of up to 32
+      bits).
     """
     _check_groups("pmean", axis_index_groups)
     axes = _axes(axis_name, "pmean")
@@ -162,6 +172,9 @@ def pmax(
     """Maximum over the ranks along `axis_name`. Arguments as for `psum`; like `jax.lax.pmax`, it has no derivative.
 
     With axis_index_groups and check_vma=True it raises, where `jax.lax.pmax` hands the first group's result to all.
+
+    Returns:
+      the pytree, each leaf with the shape and dtype of its argument.
     """
     _check_groups("pmax", axis_index_groups)
     axes = _axes(axis_name, "pmax")
@@ -177,7 +190,7 @@ def pmin(
     schedule: str | None = None,
     deterministic: bool = False,
 ) -> T:
-    """Minimum over the ranks along `axis_name`; see `pmax`."""
+    """Minimum over the ranks along `axis_name`. Arguments, result and errors as for `pmax`."""
     _check_groups("pmin", axis_index_groups)
     axes = _axes(axis_name, "pmin")
     options = Options.checked(schedule, deterministic)
@@ -206,6 +219,10 @@ def all_gather(
       tiled: see `axis`.
       to: "varying", or "invarying" for a result that check_vma takes to be the same on all ranks, or "reduced".
       schedule, deterministic: see the module's docstring.
+
+    Returns:
+      the pytree, each leaf with its dtype and, of n ranks, a new dimension of size n at `axis`; tiled, with the size of
+      that dimension multiplied by n.
     """
     axes = _axes(axis_name, "all_gather")
     options = Options.checked(schedule, deterministic)
@@ -230,6 +247,9 @@ def psum_scatter(
 
     Untiled, that dimension's size must be the number of ranks, and it is removed; tiled, its size must be a multiple
     of it, and is divided. Other arguments as for `all_gather`.
+
+    Returns:
+      the pytree, each leaf with its dtype, and its shape but for that dimension.
     """
     axes = _axes(axis_name, "psum_scatter")
     options = Options.checked(schedule, deterministic)
@@ -266,6 +286,9 @@ def all_to_all(
     Untiled, split_axis' size must be the number of ranks; it is removed, and a dimension of that size is put in at
     concat_axis. Tiled, split_axis is divided by the number of ranks and concat_axis multiplied by it. Other arguments
     as for `all_gather`.
+
+    Returns:
+      the pytree, each leaf with its dtype, and its shape but for those two dimensions.
     """
     axes = _axes(axis_name, "all_to_all")
     options = Options.checked(schedule, deterministic)
@@ -306,6 +329,9 @@ def ppermute(
 
     No index may be twice a source, or twice a destination. Ranks that are no destination get zeros. The axis of a
     jax.vmap can't stand in a tuple with others: then it raises UsageError.
+
+    Returns:
+      the pytree, each leaf with the shape and dtype of its argument.
     """
     if not isinstance(perm, (list, tuple)):
         raise TypeError(f"`perm` passed to `jaxcoll.ppermute` must be a list or a tuple. Got perm of type {type(perm)}")
@@ -329,6 +355,9 @@ def pbroadcast(
     subnormal numbers for zeros where XLA does. A negative `source` counts from the end. One outside of the axis raises
     UsageError, or, if it is known only when the program runs, makes all results zero. With a known `source` the axis of
     a jax.vmap can't stand in a tuple with others.
+
+    Returns:
+      the pytree, each leaf with the shape and dtype of its argument.
     """
     axes = _axes(axis_name, "pbroadcast")
     options = Options.checked(schedule, deterministic)

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxcoll.errors import UsageError
 from jaxcoll.steering import policy, runlog
-from jaxcoll.tuner import Decision
+from jaxcoll.telemetry import Epoch
+from jaxcoll.tuner import Decision, ScheduleSet
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,15 +37,15 @@ class Step:
 class _Set:
     """A set's policy on its way through the log."""
 
-    def __init__(self, line: dict[str, Any]):
-        self.policy, spec = policy.from_json(line)
+    def __init__(self, chosen: policy.Policy, spec: ScheduleSet):
+        self.policy = chosen
         self.state = self.before = self.policy.start(spec)
         self.epochs = 0
         self.open: Decision | None = None
 
-    def feed(self, line: dict[str, Any]) -> None:
+    def feed(self, epoch: Epoch) -> None:
         self.before, self.epochs = self.state, self.epochs + 1
-        self.state, self.open, _ = self.policy.step(self.state, [runlog.epoch_of(line)])
+        self.state, self.open, _ = self.policy.step(self.state, [epoch])
 
 
 def replay(path: str | Path) -> list[Step]:
@@ -56,31 +56,44 @@ def replay(path: str | Path) -> list[Step]:
     sets: dict[str, _Set] = {}
     steps: list[Step] = []
     line: dict[str, Any] = {}
-    for line in runlog.read(path):
-        kind, key = line["type"], line.get("key")
+    for number, line in enumerate(runlog.read(path), 1):
+        kind, key = line["type"], str(line.get("key"))
+        with runlog.reading(path, number):  # not around what follows from it: an error there is the policy's own
+            one = runlog.about(sets, line) if kind in ("epoch", "decision") else sets.get(key)
+            content = _content(line)
         if kind == "set":
-            if key in sets:  # its policy began anew
-                _missed(sets[str(key)], steps)
-            sets[str(key)] = _Set(line)
-        elif kind in ("epoch", "decision"):
-            if key not in sets:
-                raise UsageError(f'{path}: an {kind} line is about the set {key!r}, of which no "set" line came before')
-            _follow(sets[key], line, steps)
+            if one is not None:  # its policy began anew
+                _missed(one, steps)
+            sets[key] = _Set(*content)
+        elif one is not None and content is not None:
+            _follow(one, content, steps)
     for key, one in sets.items():
         if line["type"] != "epoch" or line["key"] != key:
             _missed(one, steps)
     return steps
 
 
-def _follow(one: _Set, line: dict[str, Any], steps: list[Step]) -> None:
-    if line["type"] == "epoch":
+def _content(line: dict[str, Any]) -> Any:
+    """What a line holds: a policy and its set; an epoch; or a decision, after how many epochs, and if committed."""
+    kind = line["type"]
+    if kind == "set":
+        return policy.from_json(line)
+    if kind == "epoch":
+        return runlog.epoch_of(line)
+    if kind == "decision":
+        return Decision.from_json(line), int(line["epochs"]), bool(line["committed"])
+    return None
+
+
+def _follow(one: _Set, content: Epoch | tuple[Decision, int, bool], steps: list[Step]) -> None:
+    if isinstance(content, Epoch):
         _missed(one, steps)
-        one.feed(line)
+        one.feed(content)
         return
-    recorded = Decision.from_json(line)
-    steps.append(Step(recorded.key, int(line["epochs"]), recorded, one.open))
+    recorded, epochs, committed = content
+    steps.append(Step(recorded.key, epochs, recorded, one.open))
     one.open = None
-    if not line["committed"]:
+    if not committed:
         one.state = one.before  # as the leader did
 
 

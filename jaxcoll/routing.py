@@ -115,4 +115,5 @@ def disable() -> None:
 
 
 def is_enabled() -> bool:
+    """Whether `enable` is in force in this process."""
     return _active is not None

@@ -2,7 +2,7 @@
 
 python -m jaxcoll.bench.suite                      all rows; a table in Markdown, and how each stands to its target
 python -m jaxcoll.bench.suite chain inproc         some rows
-python -m jaxcoll.bench.suite --write BENCHMARKS.md   also put the tables in that file, between its two marks
+python -m jaxcoll.bench.suite --write BENCHMARKS.md   all rows, and puts the tables in that file, between its two marks
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from jaxcoll import config
 from jaxcoll.bench import cli, table
 from jaxcoll.bench.table import Row
-from jaxcoll.errors import JaxcollError
+from jaxcoll.errors import JaxcollError, UsageError
 
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 _MIB = 1 << 20
@@ -148,11 +148,11 @@ def run(entries: Sequence[Entry]) -> tuple[list[str], list[str]]:
 
 
 def put_into(document: str, report: Sequence[str]) -> str:
-    """`document` with the report between its two marks."""
+    """`document` with the report between its two marks. Raises UsageError if they aren't there."""
     head, begin, rest = document.partition(BEGIN)
     _, end, tail = rest.partition(END)
     if not begin or not end:
-        raise ValueError(f"the file has no lines {BEGIN} and {END}")
+        raise UsageError(f"the file has no lines {BEGIN} and {END}")
     return head + begin + "\n\n" + "\n".join(report).strip() + "\n\n" + end + tail
 
 
@@ -165,6 +165,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if unknown := set(args.names) - set(names):
         parser.error(f"unknown: {', '.join(sorted(unknown))}; known: {', '.join(names)}")
+    if args.write:  # before the run, which takes long
+        if args.names:
+            parser.error("--write replaces all tables in the file: it can't go with the names of some rows")
+        try:
+            put_into(args.write.read_text(), [])
+        except (OSError, UsageError) as error:
+            parser.error(f"--write: {error}")
     report, missed = run([entry for entry in ENTRIES if not args.names or entry.name in args.names])
     print("\n".join(report))
     if args.write:

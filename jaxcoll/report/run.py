@@ -77,11 +77,13 @@ class SetRun:
         return self.before()[-_TRIGGER:]
 
     def after(self) -> list[Point]:
-        """The last epochs under the last table; [] without a swap."""
+        """The last epochs under the last table; [] where no swap has one under it."""
         if not self.swaps:
             return []
         last = max(p.config.table.version for p in self.points)
-        return [p for p in self.points if p.config.table.version == last][-WINDOW:] if last else []
+        if last < self.swaps[0].decision.version:  # no epoch came after it; the start's own version needn't be 0
+            return []
+        return [p for p in self.points if p.config.table.version == last][-WINDOW:]
 
     def steps(self) -> tuple[Floats, Floats]:
         """(start, time) of the steps, seconds: from one launch of the busiest call site's executable to its next."""
@@ -121,20 +123,21 @@ def load(path: str | Path) -> list[SetRun]:
     sets: dict[str, SetRun] = {}
     runs: list[SetRun] = []
     origin: int | None = None
-    for line in runlog.read(path):
-        kind = line["type"]
-        if kind == "set":
-            chosen, spec = policy.from_json(line)
-            # Where another message size has come to take most of the time, the set's policy has begun anew.
-            times = 1 + sum(run.key == spec.key for run in runs)
-            named = dataclasses.replace(spec, key=f"{spec.key}, part {times}") if times > 1 else spec
-            sets[spec.key] = SetRun(spec.key, named, chosen.name, configs={spec.home.table.version: spec.home})
-            runs.append(sets[spec.key])
-        elif kind == "epoch":
-            origin = int(line["start_ns"]) if origin is None else min(origin, int(line["start_ns"]))
-            _epoch(sets[line["key"]], line)
-        elif kind == "decision":
-            _decision(sets[line["key"]], line)
+    for number, line in enumerate(runlog.read(path), 1):
+        with runlog.reading(path, number):
+            kind = line["type"]
+            if kind == "set":
+                chosen, spec = policy.from_json(line)
+                # Where another message size has come to take most of the time, the set's policy has begun anew.
+                times = 1 + sum(run.key == spec.key for run in runs)
+                named = dataclasses.replace(spec, key=f"{spec.key}, part {times}") if times > 1 else spec
+                sets[spec.key] = SetRun(spec.key, named, chosen.name, configs={spec.home.table.version: spec.home})
+                runs.append(sets[spec.key])
+            elif kind == "epoch":
+                origin = int(line["start_ns"]) if origin is None else min(origin, int(line["start_ns"]))
+                _epoch(runlog.about(sets, line), line)
+            elif kind == "decision":
+                _decision(runlog.about(sets, line), line)
     runs = [run for run in runs if run.points]
     if not runs or origin is None:
         raise UsageError(f"{path} holds no epochs: the run was too short, or nothing in it was tuned")

@@ -8,7 +8,7 @@ from typing import Any
 from jaxcoll import config
 from jaxcoll.errors import UsageError
 from jaxcoll.runtime import choice, gpu, sets
-from jaxcoll.schedule import Kind
+from jaxcoll.schedule import Kind, check
 
 OPERATIONS = {
     "psum": Kind.ALL_REDUCE,
@@ -28,14 +28,14 @@ def explain(operation: str, nbytes: int | str, devices: Sequence[Any] | None = N
     operation: "psum", "all_gather" and so on. nbytes: the larger of a rank's whole input and output, in bytes, or text
     such as "4M". devices: of the communicator, JAX devices or their ids, in the order of ranks; None: all devices.
     Starts jaxcoll in this process (and needs the other processes of the job to do so too). Raises UsageError for an
-    unknown operation.
+    unknown operation, a size that is none, and a JAXCOLL_SCHEDULE that can't do this.
     """
     from jaxcoll import runtime
 
     if operation not in OPERATIONS:
         raise UsageError(f"unknown operation {operation!r}; there are {', '.join(OPERATIONS)}")
     kind = OPERATIONS[operation]
-    size = config.parse_size(nbytes) if isinstance(nbytes, str) else int(nbytes)
+    size = _size(nbytes)
     world = runtime.get_sets().world
     ids = [d for p in world.job.devices for d in p] if devices is None else [int(getattr(d, "id", d)) for d in devices]
     known = {d for p in world.job.devices for d in p}
@@ -59,7 +59,11 @@ def explain(operation: str, nbytes: int | str, devices: Sequence[Any] | None = N
         mark = "->" if row is chosen else "  "
         says = f"  not usable: {row.reason}" if row.seconds is None else f"{row.seconds * 1e6:>12.1f} us"
         lines.append(f"{mark} {row.name:<20}{says}")
-    forced = sets.forced(kind)
+    want = sets.wanted(kind, size, "none", root, None, None, False)
+    forced = want.schedule if len(ids) > 1 else None  # one rank alone runs none
+    if forced:
+        with sets.naming_the_setting(want):
+            check(sets.override(want, len(ids), hosts))
     if gpu.present():
         lines += _on_gpus(world.settings, hosts, forced or chosen.name)
     lines.append(
@@ -68,6 +72,16 @@ def explain(operation: str, nbytes: int | str, devices: Sequence[Any] | None = N
         else "schedule= in the call, or JAXCOLL_SCHEDULE, takes another one."
     )
     return "\n".join(lines)
+
+
+def _size(nbytes: int | str) -> int:
+    try:
+        size = config.parse_size(nbytes) if isinstance(nbytes, str) else int(nbytes)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    if size < 0:
+        raise UsageError(f"{nbytes} bytes: a size can't be negative")
+    return size
 
 
 def _on_gpus(settings: config.Config, hosts: Sequence[int], schedule: str) -> list[str]:

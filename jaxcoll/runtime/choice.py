@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxcoll.errors import ScheduleError
 from jaxcoll.runtime.probe import Speed
-from jaxcoll.schedule import Kind, Schedule, build, builders, stats
+from jaxcoll.schedule import Kind, Schedule, build, stats
 
 Perm = tuple[tuple[int, int], ...]
 # What the set of a collective holds, in order of preference at equal cost.
@@ -120,13 +120,11 @@ def predict(schedule: Schedule, nbytes: int, speed: Speed, hosts: tuple[int, ...
     return max(in_steps, schedule.steps * speed.alpha + work)
 
 
-def why_not(name: str, kind: Kind, nranks: int, hosts: Sequence[int] = ()) -> str | None:
+def why_not(name: str, nranks: int, hosts: Sequence[int] = ()) -> str | None:
     """Why a candidate can't be used over `nranks` ranks on these hosts (see `estimates`); None if it can."""
-    if name not in builders(kind):
-        return "no such builder"
     if name == "hierarchical" and not 1 < len(set(hosts)) < nranks:
         return "it needs several hosts with several ranks"
-    return builders(kind)[name].supports(nranks)
+    return None
 
 
 def estimates(kind: Kind, nranks: int, nbytes: int, speed: Speed, root: int | None = None, perm: Perm | None = None,
@@ -134,7 +132,7 @@ def estimates(kind: Kind, nranks: int, nbytes: int, speed: Speed, root: int | No
     """All candidates with their predicted times. `hosts`: the host of every rank; empty: unknown or one."""
     rows: list[Estimate] = []
     for name in CANDIDATES[kind]:
-        why = why_not(name, kind, nranks, hosts)
+        why = why_not(name, nranks, hosts)
         if why is not None:
             rows.append(Estimate(name, None, why))
             continue

@@ -113,4 +113,9 @@ class Native:
 def load() -> Native:
     """The library of this process: JAXCOLL_LIBRARY, or the installed one."""
     path = config.current().library
-    return Native(Path(path) if path else NATIVE_DIR / "libjaxcoll.so")
+    if not path:
+        return Native(NATIVE_DIR / "libjaxcoll.so")
+    try:
+        return Native(Path(path))
+    except UsageError as error:
+        raise UsageError(f"JAXCOLL_LIBRARY names no library that fits (correct or unset it): {error}") from error

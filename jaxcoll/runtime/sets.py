@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
 from jaxcoll import config
@@ -71,7 +72,8 @@ class Sets:
             for group in groups:
                 if mine.isdisjoint(group) or (group, key) in self._known or len(group) < 2:
                     continue
-                self._known[group, key] = self._make(want, key, group)
+                with naming_the_setting(want):
+                    self._known[group, key] = self._make(want, key, group)
         return key
 
     def _make(self, want: Want, key: int, group: tuple[int, ...]) -> SetInfo:
@@ -114,6 +116,17 @@ def forced(kind: Kind) -> str | None:
         known = ", ".join(sorted(builders(kind)))
         raise UsageError(f"JAXCOLL_SCHEDULE: {name} can't do {kind.label}; for it there are {known}")
     return None
+
+
+@contextlib.contextmanager
+def naming_the_setting(want: Want) -> Generator[None, None, None]:
+    """Errors say so where JAXCOLL_SCHEDULE has named the schedule: the call that fails doesn't show it."""
+    try:
+        yield
+    except ScheduleError as error:
+        if want.schedule is not None and want.schedule == forced(want.kind):
+            error.args = (f"{error} (JAXCOLL_SCHEDULE asks for it)", *error.args[1:])
+        raise
 
 
 def _only_here(want: Want) -> str:

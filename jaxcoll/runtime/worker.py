@@ -55,7 +55,7 @@ def _variants(info: SetInfo, hosts: tuple[int, ...]) -> list[Schedule]:
     want, n = info.want, len(info.devices)
     if want.kind is Kind.PERMUTE or n > _MANY:
         return []
-    names = [name for name in choice.CANDIDATES[want.kind] if choice.why_not(name, want.kind, n, hosts) is None]
+    names = [name for name in choice.CANDIDATES[want.kind] if choice.why_not(name, n, hosts) is None]
     large = choice.is_large(choice.class_bytes(want.size_class))
     out = [choice.make(name, want.kind, n, want.root, want.perm, large, hosts) for name in names]
     if want.kind is Kind.ALL_REDUCE and n >= 4:

@@ -57,7 +57,7 @@ def early_bytes(local: int, ranks: int) -> int:
 
 def must_be_alike(settings: config.Config) -> dict[str, str]:
     """The settings, by variable, that mean nothing where processes have them differently."""
-    names = ("transport", "tuner", "tcp_connections", "gpu_layout", "gpu_inside")
+    names = ("transport", "schedule", "tuner", "tcp_connections", "gpu_layout", "gpu_inside")
     return {row.env: row.show(getattr(settings, row.name)) for row in config.settings() if row.name in names}
 
 

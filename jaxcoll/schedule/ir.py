@@ -79,6 +79,8 @@ class Op(enum.IntEnum):
 
 
 def _in_range(what: str, value: int, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ScheduleError(f"{what} is {value!r}; it must be a whole number")
     if not low <= value <= high:
         raise ScheduleError(f"{what} is {value}; it must lie in {low}..{high}")
 

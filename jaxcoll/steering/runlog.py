@@ -9,17 +9,18 @@ import logging
 import threading
 import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
-from jaxcoll.errors import UsageError
+from jaxcoll.errors import MALFORMED, UsageError
 from jaxcoll.telemetry import Epoch, as_records, empty_records
 from jaxcoll.version import __version__
 
 log = logging.getLogger("jaxcoll")
 
 FORMAT = 1
+T = TypeVar("T")
 
 
 class RunLog:
@@ -70,6 +71,14 @@ class RunLog:
                 self._out = None
 
 
+def about(sets: Mapping[str, T], line: Mapping[str, Any]) -> T:
+    """That of `sets` which a line is about. UsageError if it isn't there."""
+    key = str(line.get("key"))
+    if key not in sets:
+        raise UsageError(f'it is about the set {key!r}, of which no "set" line came before')
+    return sets[key]
+
+
 def epoch_of(line: Mapping[str, Any]) -> Epoch:
     """The epoch of an "epoch" line. UsageError if it is none."""
     try:
@@ -81,8 +90,18 @@ def epoch_of(line: Mapping[str, Any]) -> Epoch:
         raise UsageError(f"an epoch line of the run log is damaged: {error}") from None
 
 
+@contextlib.contextmanager
+def reading(path: str | Path, number: int) -> Generator[None, None, None]:
+    """Around what makes sense of a line: UsageError names the line that there is none of."""
+    try:
+        yield
+    except MALFORMED as error:
+        what = str(error) if isinstance(error, UsageError) else f"{type(error).__name__}: {error}"
+        raise UsageError(f"{path}, line {number} is damaged: {what}") from error
+
+
 def read(path: str | Path) -> Iterator[dict[str, Any]]:
-    """The lines of a run log. UsageError says which line is wrong; a last line that a kill has cut is left out."""
+    """All lines of a run log. UsageError says which line is wrong; a last line that a kill has cut is left out."""
     try:
         lines = Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError as error:

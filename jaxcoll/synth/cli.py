@@ -102,9 +102,6 @@ def synth_main(argv: Sequence[str]) -> int:
     return 1 if result.schedule is None else 0
 
 
-main = synth_main
-
-
 def _solve(args: argparse.Namespace, topology: Topology, bar: ProgressBar) -> SynthResult:
     if args.collective == "all_to_all":
         return _all_to_all(args, topology, bar)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxcoll.errors import UsageError
+from jaxcoll.errors import MALFORMED, UsageError
 from jaxcoll.launch import bound
 from jaxcoll.testbed.scenarios import SCENARIOS, Reading, Result, Scenario
 
@@ -61,9 +61,12 @@ def _results(scenario: Scenario, folder: Path, extra: str) -> dict[str, Any] | N
     file = folder / f"{scenario.name}.json"
     if not file.exists():
         return None
-    data: dict[str, Any] = json.loads(file.read_text())
-    if data.get("words") == _words(scenario, extra):
-        return data
+    try:
+        data: dict[str, Any] = json.loads(file.read_text())
+        if data.get("words") == _words(scenario, extra):
+            return data
+    except MALFORMED as error:
+        raise UsageError(f"{file} is damaged: {error}; remove it to run the scenario again") from error
     made_by = f"by other options ({data['words']})" if "words" in data else "by options that it doesn't tell"
     _say(f"{scenario.name}: {file} was made {made_by}: taken as not run")
     return None

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from jaxcoll.errors import UsageError
+from jaxcoll.errors import MALFORMED, UsageError
 from jaxcoll.schedule import Table, dumps, loads
 from jaxcoll.tuner.params import ChoiceParams, Policy, ReactParams
 from jaxcoll.tuner.tuner import State, init
@@ -56,8 +56,10 @@ class Setup:
             spec = ScheduleSet(data["key"], programs, data["nbytes"], data["start"], table, tuple(data["hosts"]))
             react, choice = ReactParams(**data["react"]), ChoiceParams(**data["choice"])
             return Setup(spec, data["policy"], data["seed"], react, choice)
-        except (KeyError, TypeError) as error:
-            raise UsageError(f"this is no tuner set-up: {error} is missing or of the wrong kind") from None
+        except KeyError as error:
+            raise UsageError(f"this is no tuner set-up: {error} is missing") from None
+        except MALFORMED as error:
+            raise UsageError(f"this is no tuner set-up: {error}") from error
 
 
 def _pack(data: bytes) -> str:

@@ -8,7 +8,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from jaxcoll.errors import UsageError
+from jaxcoll.errors import MALFORMED, UsageError
 from jaxcoll.schedule import Schedule, Table
 
 
@@ -148,5 +148,7 @@ class Decision:
             return Decision(
                 data["key"], data["action"], int(data["program"]), table, data["reason"], float(data["expected"])
             )
-        except (KeyError, TypeError) as error:
-            raise UsageError(f"this is no decision: {error} is missing or of the wrong kind") from None
+        except KeyError as error:
+            raise UsageError(f"this is no decision: {error} is missing") from None
+        except MALFORMED as error:
+            raise UsageError(f"this is no decision: {error}") from error

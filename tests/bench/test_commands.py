@@ -55,6 +55,10 @@ def test_options_of_a_name_are_refused_with_a_file(
         (["ring", "--kind=all_to_all"], "all_to_all"),
         (["nowhere.json"], "nowhere.json: can't be read"),
         (["ring", "--ranks=0"], "at least 1"),
+        (["ring", "-p", "pipeline=x"], "pipeline is 'x'; it must be a whole number"),
+        (["ring", "-p", "pipeline=2.5"], "pipeline is 2.5; it must be a whole number"),
+        (["ring", "-p", "pipeline=true"], "pipeline is True; it must be a whole number"),
+        (["ring", "--kind=broadcast", "-p", "root=abc"], "root is 'abc'; it must be a whole number"),
     ],
 )
 def test_what_cannot_be_drawn_is_told(words: list[str], message: str, capsys: pytest.CaptureFixture[str]):

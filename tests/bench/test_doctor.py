@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from jaxcoll import cli, doctor
+from jaxcoll import cli, config, doctor
+from jaxcoll.runtime import native
 
 
 def test_a_malformed_setting_is_a_fault(monkeypatch: pytest.MonkeyPatch):
@@ -10,6 +11,24 @@ def test_a_malformed_setting_is_a_fault(monkeypatch: pytest.MonkeyPatch):
     (finding,) = doctor.check_settings()
     assert finding.level == "bad"
     assert "JAXCOLL_TIMEOUT='soon'" in finding.text
+
+
+def test_one_fault_of_the_settings_is_told_once(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("JAXCOLL_TIMEOUT", "soon")
+    (finding,) = doctor.check_library()
+    assert (finding.level, finding.cure) == ("info", "")
+
+
+def test_a_wrong_library_is_blamed_on_its_variable(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("JAXCOLL_LIBRARY", "/nowhere/none.so")
+    native.load.cache_clear()
+    try:
+        with config.override(library="/nowhere/none.so"):
+            (finding,) = doctor.check_library()
+    finally:
+        native.load.cache_clear()
+    assert finding.cure == "correct or unset JAXCOLL_LIBRARY"
+    assert "JAXCOLL_LIBRARY names no library that fits (correct or unset it)" in finding.text
 
 
 def test_a_misspelt_setting_is_told(monkeypatch: pytest.MonkeyPatch):
@@ -48,6 +67,8 @@ def test_a_failing_psum_is_reported_by_its_error(monkeypatch: pytest.MonkeyPatch
     findings = list(doctor.check_collectives())
     assert len(findings) == 3
     assert all(finding.level == "bad" and "ValueError: no link" in finding.text for finding in findings)
+    assert [finding.cure.split(": jaxcoll ")[-1].split()[0] for finding in findings[:2]] == ["explain", "launch"]
+    assert findings[2].cure.endswith("JAXCOLL_TRANSPORT=tcp jaxcoll launch -n 2 -m jaxcoll explain psum 4M")
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):

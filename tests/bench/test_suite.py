@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from jaxcoll.bench import cli, suite
 from jaxcoll.bench.definitions import make_case, timing
 from jaxcoll.bench.table import Row
-from jaxcoll.errors import JaxcollError
+from jaxcoll.errors import JaxcollError, UsageError
 
 
 def row(impl: str, size: int, microseconds: float, extra: int | None = None, nwrong: int = 0) -> Row:
@@ -81,5 +83,22 @@ def test_the_report_replaces_the_last_one():
     once = suite.put_into(document, ["new"])
     assert once == f"head\n{suite.BEGIN}\n\nnew\n\n{suite.END}\ntail\n"
     assert suite.put_into(once, ["new"]) == once
-    with pytest.raises(ValueError, match="has no lines"):
+    with pytest.raises(UsageError, match="has no lines"):
         suite.put_into("head", ["new"])
+
+
+def test_a_file_that_can_not_be_written_is_told_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(suite, "run", lambda entries: pytest.fail("it ran"))
+    (plain := tmp_path / "plain.md").write_text("no marks")
+    (good := tmp_path / "good.md").write_text(f"{suite.BEGIN}\nold\n{suite.END}\n")
+    for words, says in (
+        (["--write", str(plain)], "has no lines"),
+        (["--write", str(tmp_path / "none.md")], "No such file"),
+        (["chain", "--write", str(good)], "replaces all tables"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            suite.main(words)
+        assert says in capsys.readouterr().err
+    assert "old" in good.read_text()

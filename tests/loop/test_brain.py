@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import signal
 import socket
 import statistics
@@ -12,14 +13,16 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
 from jaxcoll import replay
 from jaxcoll.errors import ScheduleError, UsageError
+from jaxcoll.report.run import load
 from jaxcoll.runtime import leader
 from jaxcoll.runtime.worker import Worker
 from jaxcoll.steering import brain, policy, runlog, wire
@@ -247,6 +250,40 @@ def test_policies_by_name():
         policy.make("jaxcoll", speed=1)
     with pytest.raises(UsageError, match="no parameter 'margin'"):
         policy.make("react-paper", margin=0.1)
+
+
+@pytest.mark.parametrize("take", [replay.replay, load])
+@pytest.mark.parametrize(
+    ("kind", "change", "says"),
+    [
+        ("set", {"programs": None}, "this is no tuner set-up"),
+        ("set", {"start_table": "abc"}, "this is no tuner set-up: Incorrect padding"),
+        ("epoch", {"records": None}, "an epoch line of the run log is damaged"),
+        ("epoch", {"key": "other"}, "about the set 'other', of which no \"set\" line came before"),
+        ("decision", {"table": "abc"}, "this is no decision: Incorrect padding"),
+        ("decision", {"committed": ...}, "KeyError: 'committed'"),
+        ("decision", {"key": []}, "about the set"),
+    ],
+)
+def test_a_damaged_line_is_named(
+    take: Callable[[Path], object], kind: str, change: dict[str, Any], says: str, recorded: list[str], tmp_path: Path
+):
+    number = next(i for i, line in enumerate(recorded) if json.loads(line)["type"] == kind)
+    fields = {**json.loads(recorded[number]), **change}
+    lines = [*recorded[:number], json.dumps({k: v for k, v in fields.items() if v is not ...}), *recorded[number + 1 :]]
+    (log := tmp_path / "damaged.jsonl").write_text("\n".join(lines))
+    with pytest.raises(UsageError, match=rf"damaged.jsonl, line {number + 1} is damaged: .*{re.escape(says)}"):
+        take(log)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The lines of a run with a decision."""
+    log = tmp_path_factory.mktemp("damage") / "run.jsonl"
+    job = Job(log)
+    job.run(30)
+    job.log.close()
+    return log.read_text().splitlines()
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from needs import need
 from jaxcoll import report
 from jaxcoll.errors import UsageError
 from jaxcoll.report.figures import Line, heatmap, line_chart, ticks
-from jaxcoll.report.run import load
+from jaxcoll.report.run import SetRun, load
 from jaxcoll.telemetry import concatenate
 from loop.simulated import QUIET, Job
 
@@ -172,6 +173,15 @@ def test_two_sets_that_run_alike_share_no_series(made: tuple[Path, Path], tmp_pa
     keys = {line["key"] for line in lines if "key" in line}
     assert len(keys) == 2
     assert all(any(s.startswith(f'{name}{{set="{key}",') for s in series) for name in names for key in keys)
+
+
+def test_epochs_before_a_swap_are_not_those_after_it(made: tuple[Path, Path]):
+    (run,) = load(made[0])
+    # A second part, that starts on a later table, and ends before an epoch has run under its swap's.
+    start, *_ = (p.config.table for p in run.points)
+    early = [replace(p, config=replace(p.config, table=replace(start, version=3))) for p in run.before()]
+    swap = replace(run.swaps[0], decision=replace(run.swaps[0].decision, table=replace(start, version=4)))
+    assert SetRun(run.key, run.spec, run.policy, early, [swap]).after() == []
 
 
 def test_a_log_without_epochs_is_refused(tmp_path: Path):

@@ -87,6 +87,7 @@ def test_a_late_process_keeps_what_24_collectives_in_30_launches_send_it(local: 
     [
         ({"tcp_connections": 8}, "10.0.0.2", "JAXCOLL_TCP_CONNECTIONS is '8' in process 1 and '4' in 0; set it alike"),
         ({"gpu_layout": "groups"}, "10.0.0.2", "JAXCOLL_GPU_LAYOUT is 'groups' in process 1"),
+        ({"schedule": {"*": "ring"}}, "10.0.0.2", "JAXCOLL_SCHEDULE is 'ring' in process 1 and '' in 0; set it alike"),
         ({}, "127.0.0.1", "process 1 would be reached at 127.0.0.1, which leads only to its own host.*SOCKET_IFNAME"),
     ],
 )
@@ -99,6 +100,13 @@ def test_what_must_be_alike_is_compared_before_anybody_waits(alike: dict[str, ob
         joined._check_peers(mine)  # pyright: ignore[reportPrivateUsage]
     joined.peers[1:] = [world.Peer("1", "two", 0, "10.0.0.2", 0, [1], mine.alike)]
     joined._check_peers(mine)  # pyright: ignore[reportPrivateUsage]
+
+
+def test_the_order_of_schedules_by_kind_is_no_difference():
+    one, other = (
+        {"schedule": config.parse("JAXCOLL_SCHEDULE", text)} for text in ("*=ring,permute=x", "permute=x,ring")
+    )
+    assert world.must_be_alike(config.Config(**one)) == world.must_be_alike(config.Config(**other))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,26 @@ def test_explain_counts_a_name_for_every_kind_where_it_can() -> None:
         assert "asks for" not in jaxcoll.explain("all_to_all", "4M")
     with pytest.raises(UsageError, match=r"devices=\[99\]: name different devices of this job"):
         jaxcoll.explain("psum", "4M", devices=[99])
+
+
+def test_explain_refuses_what_a_program_would(tmp_path: Path) -> None:
+    good = build("ring", Kind.ALL_REDUCE, len(jax.devices()))
+    cut = str(tmp_path / "cut.json")
+    save_file(dataclasses.replace(good, graphs=good.graphs[:-1]), cut)
+    for schedule, says in (("bogus", "unknown schedule 'bogus'"), (cut, "missing")):
+        with config.override(schedule=schedule):
+            message = rf"{says}[^@]*\(JAXCOLL_SCHEDULE asks for it\)"
+            with pytest.raises(ScheduleError, match=message):
+                jaxcoll.explain("psum", "4M")
+            assert "bogus" not in jaxcoll.explain("psum", "4M", devices=[0])
+    with config.override(schedule="bogus"), pytest.raises(ScheduleError, match=r"'bogus'.*\(JAXCOLL_SCHEDULE asks"):
+        run(lambda t: jaxcoll.psum(t, "a"))
+
+
+@pytest.mark.parametrize("size", ["4Q", -1])
+def test_explain_refuses_a_size_that_is_none(size: int | str) -> None:
+    with pytest.raises(UsageError, match="is not a size|can't be negative"):
+        jaxcoll.explain("psum", size)
 
 
 def test_gradient_of_a_call_with_a_schedule() -> None:

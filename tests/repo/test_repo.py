@@ -132,7 +132,7 @@ def test_make_targets_in_the_documents_exist():
 
 
 def test_commands_in_the_readme_exist():
-    known = {command.name for command in cli.available()}
+    known = {command.name for command in cli.COMMANDS}
     wanted = set(re.findall(r"(?:^    |`)jaxcoll ([a-z]\w*)", README, re.MULTILINE))
     assert {"bench", "doctor", "config"} <= wanted
     assert wanted <= known

@@ -11,7 +11,7 @@ import pytest
 from jaxcoll.errors import JaxcollError, UsageError
 from jaxcoll.schedule import load_file, verify
 from jaxcoll.synth import cli, history
-from jaxcoll.topology import parse
+from jaxcoll.topology import from_measurements, parse
 
 pytestmark = pytest.mark.usefixtures("fast")
 
@@ -45,6 +45,16 @@ def test_synth_all_to_all_and_xml(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert '"collective": "all_to_all"' in capsys.readouterr().out
     assert cli.synth_main(args) == 0
     assert verify(load_file(out)) == []
+
+
+def test_a_network_that_was_measured_comes_as_a_file(tmp_path: Path) -> None:
+    network, out = tmp_path / "network.json", tmp_path / "s.json"
+    links = {(src, dst): 25.0 for src in range(4) for dst in range(4) if src // 2 != dst // 2}
+    from_measurements([0, 0, 1, 1], [200.0] * 4, {**links, (0, 2): 10.0, (2, 0): 10.0}).save(network)
+    assert cli.synth_main(["all_to_all", "--topology", str(network), "-o", str(out)]) == 0
+    made = load_file(out)
+    assert made.nranks == 4
+    assert verify(made) == []
 
 
 def test_no_schedule_is_exit_status_1(capsys: pytest.CaptureFixture[str]) -> None:

@@ -86,6 +86,24 @@ def test_results_of_other_options_count_for_nothing(tmp_path: Path, capsys: pyte
     assert "made by options that it doesn't tell: taken as not run" in capsys.readouterr().err
 
 
+def test_the_longest_stall_is_that_of_all_variants_and_read_wherever_swaps_are_looked_for():
+    made = result(decisions=[{"committed": True, "stall_s": 1e-5}])
+    swaps = {**made["found"][0], "variant": "swaps", "decisions": [{"committed": True, "stall_s": 2e-3}]}
+    refused = {**made["found"][0], "decisions": [{"committed": False, "stall_s": 1.0}]}
+    made["found"] += [swaps, refused]
+    stalls = {s.name: [r for r in s.readings if r.what.startswith("longest stall")] for s in scenarios.SCENARIOS}
+    assert [name for name, found in stalls.items() if not found] == ["quiet", "straggler"]
+    assert all(reading.read(scenarios.Result(made)) == 2.0 for found in stalls.values() for reading in found)
+
+
+@pytest.mark.parametrize("text", ['{"words": ', "[]"])
+def test_damaged_results_are_named(text: str, tmp_path: Path):
+    ring = next(s for s in scenarios.SCENARIOS if s.name == "free-ring-p2")
+    (tmp_path / "free-ring-p2.json").write_text(text)
+    with pytest.raises(UsageError, match=r"free-ring-p2\.json is damaged: .*; remove it to run the scenario again"):
+        table.make([ring], tmp_path, {})
+
+
 def test_what_other_options_made_is_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     ring = next(s for s in scenarios.SCENARIOS if s.name == "free-ring-p2")
     ran: list[list[str]] = []

@@ -45,11 +45,10 @@ class Builder:
     doc: str = ""
     params: Mapping[str, str] = field(default_factory=dict)
     required: tuple[str, ...] = ()
-    limit: Callable[[int], str | None] = field(default=lambda _: None, repr=False)
 
     def supports(self, nranks: int) -> str | None:
         """None if this builder can build for `nranks` ranks, else the reason why not."""
-        return f"{nranks} ranks; at least 1 is needed" if nranks < 1 else self.limit(nranks)
+        return f"{nranks} ranks; at least 1 is needed" if nranks < 1 else None
 
 
 class Registry:
