@@ -192,7 +192,8 @@ def check_extras() -> Iterator[Finding]:
 
 def check_collectives() -> Iterator[Finding]:
     """A psum in one process with two devices, and in two processes, over each transport of this host."""
-    one, two = "jaxcoll explain psum 4M --devices 2", "jaxcoll launch -n 2 -m jaxcoll explain psum 4M"
+    two = "jaxcoll bench --ranks 2 --sizes 4K --peers ''"
+    one = f"{two} --layout inproc"
     layouts = (
         ("one process, two devices", 1, 2, "", one),
         ("two processes", 2, 1, "", two),

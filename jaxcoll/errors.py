@@ -1,7 +1,8 @@
 """The exceptions that jaxcoll raises. Every message says what happened, where, and how to mend it.
 
-Four stand beside what raises them, and are JaxcollErrors too: `jaxcoll.ops.UnboundAxisError`,
-`jaxcoll.lowering.CannotLower`, `jaxcoll.runtime.native.NativeError` and `jaxcoll.testbed.Unavailable`.
+Some stand beside what raises them, and are JaxcollErrors too: `jaxcoll.ops.UnboundAxisError`,
+`jaxcoll.lowering.CannotLower`, `jaxcoll.runtime.native.NativeError`, `jaxcoll.testbed.Unavailable` and
+`jaxcoll.synth.Cancelled`.
 """
 
 from __future__ import annotations

@@ -63,6 +63,8 @@ def explain(operation: str, nbytes: int | str, devices: Sequence[Any] | None = N
     forced = want.schedule if len(ids) > 1 else None  # one rank alone runs none
     if forced:
         with sets.naming_the_setting(want):
+            if kind.rooted and (held := sets.root_in(forced)) is not None:
+                want = dataclasses.replace(want, root=held)  # a call with that root is meant
             check(sets.override(want, len(ids), hosts))
     if gpu.present():
         lines += _on_gpus(world.settings, hosts, forced or chosen.name)

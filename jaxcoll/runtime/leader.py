@@ -118,13 +118,13 @@ class BrainProcess:
         if isinstance(error, BlockingIOError):
             return f"its process (pid {self.pid}) has taken no message for {_TAKES_S} s: is it stopped?"
         try:
-            status = self._process.wait(1.0)
+            status = self._process.wait(5.0)
         except subprocess.TimeoutExpired:
             return f"its process (pid {self.pid}) has hung up ({type(error).__name__})"
         if status >= 0:
             return f"its process has ended with status {status}; what it wrote stands above"
         more = ", as the kernel does where memory has run out" if -status == signal.SIGKILL else ""
-        return f"its process was ended by {signal.Signals(-status).name}{more}"
+        return f"its process was ended by signal {-status} ({signal.strsignal(-status)}){more}"
 
     def close(self) -> None:
         """Hangs up, which ends it."""

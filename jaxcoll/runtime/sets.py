@@ -124,7 +124,8 @@ def naming_the_setting(want: Want) -> Generator[None, None, None]:
     try:
         yield
     except ScheduleError as error:
-        if want.schedule is not None and want.schedule == forced(want.kind):
+        setting = config.current().schedule
+        if want.schedule is not None and want.schedule == setting.get(want.kind.label, setting.get(config.EVERY_KIND)):
             error.args = (f"{error} (JAXCOLL_SCHEDULE asks for it)", *error.args[1:])
         raise
 
@@ -137,6 +138,15 @@ def _only_here(want: Want) -> str:
     return "; to use it for its own kind alone, write JAXCOLL_SCHEDULE=kind=file"
 
 
+def _is_file(name: str) -> bool:
+    return Path(name).suffix in (".json", ".jxc", ".xml")
+
+
+def root_in(name: str) -> int | None:
+    """The root that a schedule file is for; None where it has none, or a builder is named."""
+    return load_file(name).collective.root if _is_file(name) else None
+
+
 def override(want: Want, nranks: int, hosts: tuple[int, ...] = ()) -> Schedule:
     """The schedule that `schedule=` or JAXCOLL_SCHEDULE names: a builder, or a file (.json, .jxc, .xml)."""
     assert want.schedule is not None
@@ -144,7 +154,7 @@ def override(want: Want, nranks: int, hosts: tuple[int, ...] = ()) -> Schedule:
     if name in builders():
         large = choice.is_large(choice.class_bytes(want.size_class))
         return choice.make(name, want.kind, nranks, want.root, want.perm, large, hosts)
-    if Path(name).suffix in (".json", ".jxc", ".xml"):
+    if _is_file(name):
         schedule = load_file(name)
         if schedule.kind is not want.kind or schedule.nranks != nranks:
             raise ScheduleError(

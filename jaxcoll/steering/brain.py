@@ -107,8 +107,8 @@ class Brain:
     @property
     def calm(self) -> bool:
         """Whether all that runs is as it was for a while; what runs no more, or never did, says nothing."""
-        running = [tuned for tuned in self.sets.values() if tuned.running]
-        return bool(running) and all(tuned.pace.steady for tuned in running)
+        sets = self.sets.values()
+        return any(tuned.epochs for tuned in sets) and all(tuned.pace.steady for tuned in sets if tuned.running)
 
     def think(self) -> Out:
         """Hands complete epochs to their sets' policies, until one decides or it is time to rest."""

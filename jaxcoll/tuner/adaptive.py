@@ -14,11 +14,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxcoll.telemetry import Epoch, behind
+from jaxcoll.telemetry import Epoch
 from jaxcoll.tuner.choice import Scorer, search
 from jaxcoll.tuner.detect import Congestion, detect, rate_text
 from jaxcoll.tuner.fit import Belief, Fitter
-from jaxcoll.tuner.judge import judge, lateness_changed, note
+from jaxcoll.tuner.judge import judge, late_ranks, lateness_changed, note
 from jaxcoll.tuner.measure import Batch
 from jaxcoll.tuner.params import ChoiceParams
 from jaxcoll.tuner.past import Trial
@@ -51,6 +51,8 @@ def _quick(state: AdaptiveState) -> Outcome | None:
     if state.trial is not None:
         after, decision, why = _full(alone, batch) if _is_flop(state.trial, batch, params) else (state, None, "")
         return (after, decision, why) if decision is not None and decision.action == "revert" else None
+    if state.searched is not None and not state.here.unlike(batch):
+        return None  # more epochs than these few have shown that nothing better is known
     # Where the few don't agree among themselves, nothing is plain.
     agree = float(batch.seconds.max()) < params.worse * float(batch.seconds.min())
     if state.failures or not agree or not _congestion(state, batch).steady.any():
@@ -68,7 +70,7 @@ def _is_flop(trial: Trial, batch: Batch, params: ChoiceParams) -> bool:
 
 def _full(state: AdaptiveState, batch: Batch) -> Outcome:
     state = dataclasses.replace(state, round=state.round + 1)
-    stragglers = tuple(np.flatnonzero(behind(batch.late) > state.params.lateness * batch.time).tolist())
+    stragglers = late_ranks(batch, state.params)
     if state.evidence is not None and lateness_changed(state, stragglers, batch):
         state = dataclasses.replace(state, evidence=None)
     return _decide(dataclasses.replace(state, stragglers=stragglers), batch)

@@ -325,9 +325,7 @@ class Fitter:
             for a, b in pairs:
                 pull[a, b] = pull[a, b] if count[a, b] else sign * _CLEAR / 2
         both: list[tuple[Labels, int | None]] = [(labels, None) for labels in halves(pull)]
-        # One rank against all others is a side of its host.
-        one_way = [labels for labels in halves(pull, directed=True) if 1 < sum(labels) < n - 1]
-        return both + [(labels, 0) for labels in one_way]
+        return both + [(labels, 0) for labels in halves(pull, directed=True) if _is_crossed(pull, labels)]
 
     def _evidence(self, clean: Fit, model: Model) -> tuple[Pairs, Pairs]:
         """Pairs slow and pairs fast in this batch, and before it where this one says nothing."""
@@ -357,6 +355,16 @@ class Fitter:
         if groups is not None and any(crossing.intersection(link) for link in groups.shared()):
             groups = dataclasses.replace(groups, seen=now)
         return dataclasses.replace(fit, model=dataclasses.replace(model, sides=sides, pairs=pairs, groups=groups))
+
+
+def _is_crossed(pull: Floats, labels: Labels) -> bool:
+    """Whether slow flows out of group 0 show that they share a link: some have an end in common, at each side.
+
+    Any slow pairs without a common end can be cut by some grouping; one rank against all others is a side of its host.
+    """
+    slow = [(a, b) for a, b in np.argwhere(pull > 0).tolist() if labels[a] == 0 != labels[b]]
+    sources, destinations = {a for a, _ in slow}, {b for _, b in slow}
+    return min(len(sources), len(destinations)) > 1 and len(slow) > max(len(sources), len(destinations))
 
 
 def _best(fits: Sequence[Fit]) -> Fit:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+import numpy as np
+
+from jaxcoll.telemetry import behind
 from jaxcoll.tuner.measure import Batch
+from jaxcoll.tuner.params import ChoiceParams
 from jaxcoll.tuner.past import Doubt, Measured, Trial
 from jaxcoll.tuner.state import AdaptiveState
 from jaxcoll.tuner.types import Verdict
@@ -15,18 +19,26 @@ _EVIDENCE = 3
 
 
 def lateness_changed(state: AdaptiveState, stragglers: Sequence[int], batch: Batch) -> bool:
-    """Whether a rank has begun to be late, or has ceased: which flows run together is another matter then."""
+    """Whether a rank has begun to be late, or has ceased: which flows run together is another matter then.
+
+    Every epoch of the batch lies on one side of the middle of the evidence: it may begin within a batch.
+    """
     assert state.evidence is not None
-    changed = list(set(stragglers) ^ set(state.stragglers))
-    now, before = batch.lateness[:, changed], state.evidence.lateness[:, changed]
-    return bool(((now.min(axis=0) > before.max(axis=0)) | (now.max(axis=0) < before.min(axis=0))).any())
+    changed = list(set(stragglers) ^ set(late_ranks(state.evidence, state.params)))
+    now, before = batch.lateness[:, changed], state.evidence.late[changed]
+    return bool(((now > before).all(axis=0) | (now < before).all(axis=0)).any())
+
+
+def late_ranks(batch: Batch, params: ChoiceParams) -> tuple[int, ...]:
+    """The ranks that are late by a good part of an epoch."""
+    return tuple(np.flatnonzero(behind(batch.late) > params.lateness * batch.time).tolist())
 
 
 def note(state: AdaptiveState, batch: Batch) -> AdaptiveState:
     """Takes the batch's time down; forgets what is old, and what a change of the network has made stale."""
     now, horizon = state.collector.seen, state.react.H * (1 + state.failures)
     # The start is kept in mind until it is time to try it again.
-    longer = max(horizon, state.revisit_after + state.react.B)
+    longer = max(horizon, 2 * state.revisit_after)
     measured, last = state.measured, None
     if state.trial is None:
         last = next((m for m in measured if m.config.key == state.config.key), None)
@@ -67,9 +79,16 @@ def judge(state: AdaptiveState, batch: Batch) -> tuple[AdaptiveState, str]:
         surprised=surprised,
         doubt=doubt,
         verdict=verdict,
-        paid=state.paid or (paid and trial.action in ("swap", "program")),
+        paid=_content(state, trial, ratio) if paid else state.paid,
     )
     return state, f"the last move {verdict.text()}. "
+
+
+def _content(state: AdaptiveState, trial: Trial, ratio: float) -> bool:
+    """Whether it is well where it is, after a move that has paid: one that gave half of what was promised at least."""
+    if trial.action in ("swap", "program"):
+        return state.paid or ratio <= (1 + trial.expected) / 2
+    return False
 
 
 def _doubt(state: AdaptiveState, trial: Trial, ratio: float) -> Doubt | None:

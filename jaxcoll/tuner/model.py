@@ -156,8 +156,9 @@ class Model:
             parts.append(f"{len(self.pairs) - 4} more slow pairs")
         if self.groups is not None:
             groups = [",".join(map(str, group)) for group in self.groups.members()]
-            way = "" if self.groups.loaded is None else f" out of {groups[self.groups.loaded]}"
-            parts.append(f"groups {' | '.join(groups)} behind links of {rate_text(self.groups.uplink)}{way}")
+            rate, loaded = rate_text(self.groups.uplink), self.groups.loaded
+            apart = f"groups {' | '.join(groups)} behind links of {rate}"
+            parts.append(apart if loaded is None else f"what leaves the ranks {groups[loaded]} shares {rate}")
         return "; ".join(parts) or "as usual"
 
 

@@ -40,7 +40,7 @@ class AdaptiveState:
     verdict: Verdict | None = None
     """On the last move that was judged."""
     paid: bool = False
-    """Whether a move has paid since the network has changed."""
+    """Whether a move has given much of what it promised, since the network has changed or the start was taken again."""
     doubt: Doubt | None = None
     """What the last move that fell far short has taught about such promises."""
     waited: bool = False

@@ -117,7 +117,7 @@ def test_a_process_that_hears_no_verdict_finds_it_in_the_store():
 def test_the_tuners_process_may_be_killed():
     reports, said = run("brainless", 4, 3)
     agreed(reports)
-    assert reports[0]["state"].startswith("stopped: its process was ended by SIGKILL")
+    assert reports[0]["state"].startswith("stopped: its process was ended by signal 9")
     assert all(r["state"].startswith("stopped: the leader has stopped") for r in reports[1:])
     assert "the tuner has stopped" in said[0]
     assert not any(r["drains"] for r in reports), "records that nobody reads should not be sent on"

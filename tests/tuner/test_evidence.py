@@ -56,8 +56,11 @@ def test_the_last_epochs_of_it_are_kept() -> None:
 
 def test_it_begins_anew_when_a_rank_begins_to_be_late() -> None:
     spec = all_reduce_set("dual_tree", alone=True)
-    world = World([Phase(0, QUIET), Phase(12, QUIET, {5: 0.2})], noise=NOISE)
-    assert sizes(states(spec, world, 24)) == [6, 12, 6, 12]
+    for begins, expected in ((12, [6, 12, 6, 12]), (14, [6, 12, 18, 6]), (16, [6, 12, 18, 6])):
+        world = World([Phase(0, QUIET), Phase(begins, QUIET, {5: 0.2})], noise=NOISE)
+        assert sizes(states(spec, world, 24)) == expected, begins
+    world = World([Phase(0, QUIET, {5: 0.2}), Phase(15, QUIET)], noise=NOISE)
+    assert sizes(states(spec, world, 24)) == [6, 12, 18, 6], "it has ceased to be late"
 
 
 def test_it_begins_anew_when_the_network_changes_and_after_a_move() -> None:
