@@ -6,7 +6,8 @@ arguments more:
   schedule: name of the schedule to run, or None: jaxcoll chooses by size, rank count and transport. A name that is not
     known, or can't do this collective over this many ranks, raises `jaxcoll.errors.ScheduleError`, which lists those
     that can.
-  deterministic: True forbids what changes the order of additions between two runs of a program, such as swapping ranks.
+  deterministic: True forbids what changes the order of additions between two runs of a program, such as swapping ranks,
+    or choosing a schedule by the speeds that were measured at the start.
 
 All take pytrees; the leaves of one dtype travel in one message. All must be called where the axis names are bound:
 inside of `jax.shard_map` (every mesh axis manual), `jax.pmap`, or `jax.vmap` with an `axis_name`.

@@ -36,6 +36,11 @@ class Speed:
     remote: bool
 
 
+def nominal(speed: Speed) -> Speed:
+    """The same layout at usual speeds: what is measured differs a little from run to run, and with it the choice."""
+    return dataclasses.replace(speed, alpha=20e-6, beta=1e-9 if speed.beta else 0.0, copy_beta=2e-10)
+
+
 def copy_beta() -> float:
     """Seconds a byte of a copy in this process's memory (1 MiB, best of three)."""
     source = np.ones(1 << 18, np.float32)

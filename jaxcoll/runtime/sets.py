@@ -11,10 +11,10 @@ from pathlib import Path
 
 from jaxcoll import config
 from jaxcoll.errors import ScheduleError, UsageError
-from jaxcoll.runtime import choice, gpu
+from jaxcoll.runtime import choice, gpu, probe
 from jaxcoll.runtime.native import NativeError
 from jaxcoll.runtime.world import World
-from jaxcoll.schedule import Kind, Schedule, builders, load_file
+from jaxcoll.schedule import Kind, Schedule, bit_equal, builders, load_file
 
 Groups = tuple[tuple[int, ...], ...]
 Perm = choice.Perm
@@ -83,7 +83,8 @@ class Sets:
         if want.schedule is not None:
             schedules, chosen = [override(want, len(group), hosts)], 0
         else:
-            rows = choice.estimates(want.kind, len(group), nbytes, self.world.speed, want.root, want.perm, hosts)
+            speed = probe.nominal(self.world.speed) if want.deterministic else self.world.speed
+            rows = choice.estimates(want.kind, len(group), nbytes, speed, want.root, want.perm, hosts)
             usable = [r for r in rows if r.seconds is not None]
             schedules = [
                 choice.make(r.name, want.kind, len(group), want.root, want.perm, choice.is_large(nbytes), hosts)
@@ -165,6 +166,12 @@ def override(want: Want, nranks: int, hosts: tuple[int, ...] = ()) -> Schedule:
             raise ScheduleError(
                 f"{name} holds a schedule with root {schedule.collective.root}; this call's is {want.root}. A schedule "
                 f"file is for one root: make it with root={want.root}"
+            )
+        if not bit_equal(schedule):
+            ordered = bit_equal(dataclasses.replace(schedule, canonical=True))
+            cure = 'write "canonical": true into it' if ordered else "give each chunk's sum to one rank, and copy it"
+            raise ScheduleError(
+                f"{name} lets ranks add in different orders, so that their results differ in the last bits: {cure}"
             )
         if want.perm is not None and (moves := {(c.src, c.dst) for c in schedule.chunks}) != set(want.perm):
             held = sorted(moves, key=str)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxcoll.errors import MALFORMED, UsageError
-from jaxcoll.schedule import Schedule, load_file, save_file, verify
+from jaxcoll.schedule import Schedule, bit_equal, load_file, save_file, verify
 from jaxcoll.schedule.files import check_writable
 from jaxcoll.synth import allgather, history
 from jaxcoll.synth.imports import foreign_reader, loads_foreign
@@ -205,7 +205,7 @@ def verify_main(argv: Sequence[str]) -> int:
     """Runs `jaxcoll verify FILE`: 0 and a line about the schedule, or 1 and what is wrong with it."""
     parser = argparse.ArgumentParser(
         prog="jaxcoll verify",
-        description="Check that a schedule computes its collective.",
+        description="Check that a schedule computes its collective, and the same bits on all ranks.",
         epilog="Files: .json, .jxc, .xml (MSCCL); also SCCL .msccl.json and TE-CCL .json.",
     )
     parser.add_argument("file")
@@ -217,7 +217,10 @@ def verify_main(argv: Sequence[str]) -> int:
             f"{args.file}: valid {schedule.kind.label} over {schedule.nranks} ranks, {schedule.steps} steps, "
             f"{len(schedule.graphs)} chunk graphs, {len(schedule.edges)} edges"
         )
-        return 0
+        if bit_equal(schedule):
+            return 0
+        print(f"{args.file}: but its ranks add in different orders, so that their results differ in the last bits")
+        return 1
     for finding in findings[:SHOWN_FINDINGS]:
         print(f"{args.file}: {finding.code}: {finding.message}")
     if len(findings) > SHOWN_FINDINGS:

@@ -67,8 +67,12 @@ def test_a_failing_psum_is_reported_by_its_error(monkeypatch: pytest.MonkeyPatch
     findings = list(doctor.check_collectives())
     assert len(findings) == 3
     assert all(finding.level == "bad" and "ValueError: no link" in finding.text for finding in findings)
-    assert [finding.cure.split(": jaxcoll ")[-1].split()[0] for finding in findings[:2]] == ["explain", "launch"]
-    assert findings[2].cure.endswith("JAXCOLL_TRANSPORT=tcp jaxcoll launch -n 2 -m jaxcoll explain psum 4M")
+    same = "jaxcoll bench --ranks 2 --sizes 4K --peers ''"
+    assert [finding.cure.partition(": ")[2] for finding in findings] == [
+        f"{same} --layout inproc",
+        same,
+        f"JAXCOLL_TRANSPORT=tcp {same}",
+    ]
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):

@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 import jaxcoll
 from jaxcoll import config
 from jaxcoll.errors import ScheduleError, UsageError
+from jaxcoll.runtime import probe
 from jaxcoll.schedule import Kind, build, save_file
 
 from . import cases, helpers
@@ -124,6 +125,24 @@ def test_a_file_made_for_another_root_or_permutation_is_refused(tmp_path: Path) 
     with pytest.raises(ScheduleError, match=r"for the pairs \[\(0, 1\), \(1, 0\)\]; this call's are \[\(2, 3\)\]"):
         run(lambda t: jaxcoll.ppermute(t, "a", [(2, 3)], schedule=permute))
     run(lambda t: jaxcoll.ppermute(t, "a", [(1, 0), (0, 1)], schedule=permute))
+
+
+def test_a_file_whose_ranks_add_in_different_orders_is_refused(tmp_path: Path) -> None:
+    file, cured = str(tmp_path / "apart.json"), str(tmp_path / "cured.json")
+    one_shot = build("one_shot", Kind.ALL_REDUCE, 4)
+    save_file(dataclasses.replace(one_shot, canonical=False), file)
+    save_file(one_shot, cured)
+    with pytest.raises(ScheduleError, match='add in different orders.*write "canonical": true into it'):
+        run(lambda t: jaxcoll.psum(t, "a", schedule=file))
+    run(lambda t: jaxcoll.psum(t, "a", schedule=cured))
+
+
+def test_deterministic_does_not_choose_by_what_was_measured() -> None:
+    fast, slow = (probe.Speed(alpha, beta, 1e-10, 4, 2, False) for alpha, beta in ((1e-6, 1e-10), (1e-3, 3e-9)))
+    assert fast != slow
+    assert probe.nominal(fast) == probe.nominal(slow)
+    far = dataclasses.replace(fast, remote=True, local_ranks=1)
+    assert probe.nominal(far) != probe.nominal(fast), "the layout counts"
 
 
 def test_a_file_for_every_kind_says_how_to_use_it_for_its_own(tmp_path: Path) -> None:

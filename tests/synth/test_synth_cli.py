@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jaxcoll.errors import JaxcollError, UsageError
-from jaxcoll.schedule import load_file, verify
+from jaxcoll.schedule import Kind, build, load_file, save_file, verify
 from jaxcoll.synth import cli, history
 from jaxcoll.topology import from_measurements, parse
 
@@ -145,6 +145,10 @@ def test_verify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sccl.write_text(json.dumps(data))
     assert cli.verify_main([str(sccl)]) == 1  # rank 0 never gets the other's part
     assert str(sccl) in capsys.readouterr().out
+    apart = tmp_path / "apart.json"
+    save_file(replace(build("one_shot", Kind.ALL_REDUCE, 3), canonical=False), apart)
+    assert cli.verify_main([str(apart)]) == 1
+    assert "its ranks add in different orders" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("collective", ["all_gather", "all_to_all", "all_reduce"])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxcoll.errors import UsageError
-from jaxcoll.schedule import Kind, Table, build
+from jaxcoll.schedule import Kind, Table, bit_equal, build
 from jaxcoll.schedule.verify import valid
 from jaxcoll.sim import Plan, World, star
 from jaxcoll.telemetry import group_epochs
@@ -172,3 +172,17 @@ def test_an_edge_that_nobody_could_time_says_nothing():
     found = detect(batch)
     assert not found.any[into].any()
     assert np.nanmax(found.usual) < 25e6, "nothing seems quicker than a link"
+
+
+def test_no_swap_gives_ranks_other_bits() -> None:
+    schedule = build("recursive_doubling", Kind.ALL_REDUCE, 4)
+    start = Table.identity(schedule)
+    apart = Swap(0, 0, 0, 2).apply(start)
+    assert valid(schedule, apart), "every rank has every contribution once ..."
+    assert not bit_equal(schedule, apart), "... in another order"
+    assert not is_valid(schedule, apart)
+    assert is_valid(schedule, Swap(None, None, 0, 2).apply(start))
+    batches = (viable(schedule, start, 1 << 20, 0, step, rank) for step in range(2) for rank in range(4))
+    offered = [one.table for groups in batches for group in groups for one in group]
+    assert offered
+    assert all(bit_equal(schedule, table) for table in offered)
