@@ -132,10 +132,7 @@ def _code(process: subprocess.Popen[bytes]) -> int | None:
     """The exit code, None while it runs. It isn't reaped by this, so that its number stays its group's."""
     if process.returncode is not None:
         return process.returncode
-    try:
-        end = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:  # this program has SIGCHLD ignored: the kernel reaps
-        return process.poll()
+    end = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     if end is None:
         return None
     return end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
@@ -189,6 +186,10 @@ class Ranks:
     ):
         if nprocs < 1 or devices < 1:
             raise UsageError(f"A launch needs at least one process and one device each, not {nprocs} and {devices}.")
+        if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+            raise UsageError(
+                "SIGCHLD is ignored, so exit codes would be lost; set it to signal.SIG_DFL before a launch."
+            )
         self.nprocs = nprocs
         self._mode = output
         self._last: dict[int, collections.deque[bytes]] = {}

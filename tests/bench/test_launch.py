@@ -168,13 +168,40 @@ def test_nothing_is_lost_where_the_output_is_read_slowly(monkeypatch: pytest.Mon
     assert len(shown.getvalue().splitlines()) == 100
 
 
-def test_ranks_are_told_from_each_other_where_the_kernel_reaps():
-    code = (
-        "import signal, sys\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\nfrom jaxcoll import launch\n"
-        "with launch.Ranks([sys.executable, '-c', 'pass'], 2) as ranks: print(ranks.wait(60).codes)"
+def test_ranks_are_refused_where_the_kernel_throws_exit_codes_away():
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        with pytest.raises(UsageError, match="SIGCHLD is ignored"):
+            launch.Ranks(python(""), 1)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+def test_a_failed_rank_shows_where_the_command_inherits_an_ignored_sigchld(tmp_path: Path):
+    program = tmp_path / "program.py"
+    program.write_text("raise SystemExit(7)")
+    command = [sys.executable, "-m", "jaxcoll", "launch", "-n", "1", str(program)]
+    ignoring = (
+        "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
     )
-    done = subprocess.run(python(code), capture_output=True, text=True, timeout=60, check=False)
-    assert done.stdout == "[0, 0]\n", done.stderr
+    done = subprocess.run([*python(ignoring), *command], capture_output=True, timeout=60, check=False)
+    assert done.returncode == 7
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
+def test_a_command_told_to_end_leaves_no_file_and_no_child(signum: signal.Signals, tmp_path: Path):
+    program, scratch = tmp_path / "program.py", tmp_path / "scratch"
+    scratch.mkdir()
+    program.write_text(LEAVES.format("") + SAYS + "time.sleep(600)")
+    command = [sys.executable, "-m", "jaxcoll", "launch", "-n", "1", str(program)]
+    with subprocess.Popen(command, env={**os.environ, "TMPDIR": str(scratch)}, stdout=subprocess.PIPE) as running:
+        assert running.stdout
+        child = int(running.stdout.readline().split()[1])
+        assert list(scratch.iterdir())
+        running.send_signal(signum)
+        assert running.wait(60) == 128 + signum
+    assert not list(scratch.iterdir())
+    _await_gone([child])
 
 
 def test_logs_stay_where_they_were_asked_for(tmp_path: Path):
