@@ -75,9 +75,8 @@ def _set_signals() -> None:
     if threading.current_thread() is not threading.main_thread():
         return
     for signum in (signal.SIGTERM, signal.SIGHUP):
-        if (
-            signal.getsignal(signum) is signal.SIG_DFL
-        ):  # it would end Python without its `with` blocks; nohup ignores it
+        # The default would end Python without its `with` blocks. A signal that is ignored, as under nohup, stays so.
+        if signal.getsignal(signum) is signal.SIG_DFL:
             signal.signal(signum, _leave)
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # inherited: the kernel would throw exit codes away
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
