@@ -253,6 +253,34 @@ def test_of_lines_that_are_shown_the_last_ones_are_kept(capsys: pytest.CaptureFi
     assert len(capsys.readouterr().out.splitlines()) == 3000
 
 
+def test_a_progress_bar_and_an_endless_line_are_shown_while_they_grow(capsys: pytest.CaptureFixture[str]):
+    code = "import time; print('10%', '20%', 'x' * 100_000, sep='\\r', end='', flush=True); time.sleep(600)"
+    shown, deadline = "", time.monotonic() + 30
+    with launch.Ranks(python(code), 1, output="prefix"):
+        while shown.count("x") < 50_000:
+            assert time.monotonic() < deadline, shown
+            time.sleep(0.02)
+            shown += capsys.readouterr().out
+    assert shown.startswith("[0] 10%\n[0] 20%\n[0] xxx")
+
+
+def test_ends_of_lines_are_kept_as_they_were_written():
+    code = "import os; [os.write(1, part) for part in (b'a\\r', b'\\nb\\n\\nc\\rd', b'e')]"
+    with launch.Ranks(python(code), 1, output="prefix") as ranks:
+        ranks.wait(60)
+        assert list(ranks._last[0]) == [b"a\r\n", b"b\n", b"\n", b"c\r", b"de"]
+
+
+def test_a_whole_log_is_read_only_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    with launch.Ranks(python("print('start'); print('x' * 200_000); print('end')"), 1, logs=tmp_path) as ranks:
+        with monkeypatch.context() as patch:
+            patch.setattr(ranks, "output", lambda _: pytest.fail("all of it was read"))
+            result = ranks.wait(60)
+            assert ranks.tail(0).endswith("x\n[0] end")
+            assert len(ranks.tail(0)) < 100_000
+        assert result.outputs[0].startswith("start\n")
+
+
 def test_the_package_has_its_modules():
     code = "import jaxcoll; assert not jaxcoll.launch.initialize(); print(jaxcoll.errors.UsageError, jaxcoll.config)"
     done = subprocess.run(python(code), capture_output=True, text=True, timeout=60, check=False)
