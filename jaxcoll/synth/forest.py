@@ -38,7 +38,6 @@ from jaxcoll.synth.switches import IntMatrix, Links, Planner, Remover, Room, def
 from jaxcoll.synth.trees import Order, Packed, Tree, pack
 from jaxcoll.topology.graph import Topology
 
-PHASES = ("rate", "switches", "trees")
 DEPTH_STEPS = 32  # with bounded depth the rate is searched in steps of 1/32 of the optimum
 
 Split = tuple[int, list[int], list[int], IntMatrix]

@@ -54,7 +54,7 @@ def test_options_of_a_name_are_refused_with_a_file(
         (["spiral"], "unknown schedule 'spiral'; known are ring"),
         (["ring", "--kind=all_to_all"], "all_to_all"),
         (["nowhere.json"], "nowhere.json: can't be read"),
-        (["ring", "--ranks=0"], "at least 1"),
+        (["ring", "--ranks=0"], "must lie in 1.."),
         (["ring", "-p", "pipeline=x"], "pipeline is 'x'; it must be a whole number"),
         (["ring", "-p", "pipeline=2.5"], "pipeline is 2.5; it must be a whole number"),
         (["ring", "-p", "pipeline=true"], "pipeline is True; it must be a whole number"),
