@@ -62,7 +62,10 @@ def test_options_of_a_name_are_refused_with_a_file(
         (["ring", "-p", "kind=broadcast"], "no parameter 'kind'"),
         (["ring", "-p", "name=x"], "no parameter 'name'"),
         (["ring", "-p", "nranks=3"], "no parameter 'nranks'"),
-        (["hierarchical", "--ranks=2", "-p", "groups=[[0],[1]]", "-p", "inner=[1]"], "unknown schedule [1]"),
+        (
+            ["hierarchical", "--ranks=2", "-p", "groups=[[0],[1]]", "-p", "inner=[1]"],
+            "inner=[1]; give a schedule's name",
+        ),
         (["hierarchical", "-p", "groups=[[Infinity]]"], "give lists of positions"),
         (["direct", "--ranks=2", "-p", "shares=[Infinity,1]"], "give 2 integers"),
         (["permute", "-p", "perm=[[0,Infinity]]"], "give (source, destination) pairs"),

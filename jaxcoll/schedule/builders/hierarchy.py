@@ -154,6 +154,9 @@ def _groups(value: Any, n: int) -> Layout:
 def _make(request: Request) -> Schedule:
     layout = _groups(request.params["groups"], request.nranks)
     inner, inter = request.params.get("inner", "direct"), request.params.get("inter", "ring")
+    for param, name in (("inner", inner), ("inter", inter)):
+        if not isinstance(name, str):
+            raise ScheduleError(f"hierarchical: {param}={name!r}; give a schedule's name")
     assembly = _Assembly(request, layout, inner, inter, [])
     return _all_reduce(assembly) if request.kind is Kind.ALL_REDUCE else _gather_or_scatter(assembly)
 

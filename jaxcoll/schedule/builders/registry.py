@@ -69,7 +69,7 @@ class Registry:
 
     def build(self, name: str, kind: Kind | str, nranks: int, params: Mapping[str, Any]) -> Schedule:
         kind = Kind.parse(kind)
-        builder = self._builders.get(name) if isinstance(name, str) else None  # a builder's parameter may name another
+        builder = self._builders.get(name)
         if builder is None:
             raise ScheduleError(f"unknown schedule {name!r}; known are {_names(self._builders)}")
         if kind not in builder.kinds:
