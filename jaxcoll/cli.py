@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import os
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Sequence
+from types import FrameType
 
 from jaxcoll.errors import JaxcollError, UsageError
 from jaxcoll.version import __version__
@@ -63,6 +66,22 @@ def usage() -> str:
     return "\n".join(lines)
 
 
+def _leave(signum: int, _: FrameType | None) -> None:
+    raise SystemExit(128 + signum)
+
+
+def _set_signals() -> None:
+    """What a command needs to end its processes, remove its files, and learn how its children ended."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        # The default would end Python without its `with` blocks. A signal that is ignored, as under nohup, stays so.
+        if signal.getsignal(signum) is signal.SIG_DFL:
+            signal.signal(signum, _leave)
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # inherited: the kernel would throw exit codes away
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand. Returns the exit status: 2 for wrong usage, the command's own otherwise."""
     args = list(sys.argv[1:] if argv is None else argv)
@@ -79,6 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"jaxcoll: no command {args[0]!r}. Commands: {', '.join(by_name)}.", file=sys.stderr)
         return 2
     warnings.simplefilter("default", UserWarning)
+    _set_signals()
     try:
         return by_name[args[0]].run(args[1:])
     except UsageError as error:

@@ -58,6 +58,7 @@ def _draw_parser() -> argparse.ArgumentParser:
 def draw_main(argv: Sequence[str]) -> int:
     """The command `jaxcoll draw`. Returns the exit status: 1 for a schedule that is drawn but doesn't verify."""
     from jaxcoll import schedule
+    from jaxcoll.schedule.builders import REGISTRY
     from jaxcoll.schedule.files import load_file, save_file
 
     args = _draw_parser().parse_args(argv)
@@ -65,7 +66,7 @@ def draw_main(argv: Sequence[str]) -> int:
     if args.schedule in builders:
         kind = builders[args.schedule].kinds[0] if args.kind is None else args.kind
         ranks = 8 if args.ranks is None else args.ranks
-        drawn = schedule.build(args.schedule, kind, ranks, **dict(args.param or ()))
+        drawn = REGISTRY.build(args.schedule, kind, ranks, dict(args.param or ()))  # takes parameters of any name
     elif Path(args.schedule).suffix:
         for option, value in (("--ranks", args.ranks), ("--kind", args.kind), ("--param", args.param)):
             if value is not None:

@@ -16,6 +16,7 @@ import argparse
 import collections
 import contextlib
 import dataclasses
+import functools
 import os
 import select
 import signal
@@ -25,7 +26,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Literal
@@ -43,6 +44,7 @@ _POLL = 0.02
 _GRACE = 1.0
 """Seconds that what the ranks have started may run on after all of them have ended."""
 _TAIL_LINES, _KEPT_LINES = 15, 1000
+_TAIL_BYTES, _LONGEST_LINE = 64 << 10, 8 << 10
 
 # Runs before the program: ask the kernel to kill this process when its parent dies (the parent may have died already),
 # then become the program. It runs in the child's own interpreter, since code between fork and exec is unsafe in a
@@ -63,10 +65,15 @@ def bound(command: Sequence[str]) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """How the ranks ended: exit codes (-signal for a killed rank, as in subprocess) and their output, by rank."""
+    """How the ranks ended: exit codes by rank, -signal for a killed one, as in subprocess."""
 
     codes: list[int]
-    outputs: list[str]
+    _ranks: Ranks = dataclasses.field(repr=False)
+
+    @functools.cached_property
+    def outputs(self) -> list[str]:
+        """All output by rank, read when it is first asked for; that must be before temporary files go with `Ranks`."""
+        return [self._ranks.output(rank) for rank in range(len(self.codes))]
 
     @property
     def exit_code(self) -> int:
@@ -132,10 +139,7 @@ def _code(process: subprocess.Popen[bytes]) -> int | None:
     """The exit code, None while it runs. It isn't reaped by this, so that its number stays its group's."""
     if process.returncode is not None:
         return process.returncode
-    try:
-        end = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:  # this program has SIGCHLD ignored: the kernel reaps
-        return process.poll()
+    end = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     if end is None:
         return None
     return end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
@@ -158,6 +162,25 @@ def _hung_up(pipe: _Pipe) -> bool:
     except ValueError:  # it is read to its end and closed
         return True
     return bool(poller.poll(0))
+
+
+def _lines(pipe: _Pipe) -> Iterator[bytes]:
+    """Lines as they come, no byte lost: a progress bar ends its own with a carriage return, and long ones are cut."""
+    held = b""
+    while data := os.read(pipe.fileno(), _LONGEST_LINE):
+        lines = (held + data).splitlines(keepends=True)
+        unfinished = not lines[-1].endswith(b"\n") and len(lines[-1]) < _LONGEST_LINE  # "\r" may yet become "\r\n"
+        held = lines.pop() if unfinished else b""
+        yield from lines
+    if held:
+        yield held
+
+
+def _end_of(file: Path, most: int) -> bytes:
+    """The last `most` bytes of a file, or all that there are."""
+    with file.open("rb") as opened:
+        opened.seek(max(0, opened.seek(0, os.SEEK_END) - most))
+        return opened.read()
 
 
 class Ranks:
@@ -189,6 +212,10 @@ class Ranks:
     ):
         if nprocs < 1 or devices < 1:
             raise UsageError(f"A launch needs at least one process and one device each, not {nprocs} and {devices}.")
+        if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+            raise UsageError(
+                "SIGCHLD is ignored, so exit codes would be lost; set it to signal.SIG_DFL before a launch."
+            )
         self.nprocs = nprocs
         self._mode = output
         self._last: dict[int, collections.deque[bytes]] = {}
@@ -236,14 +263,14 @@ class Ranks:
     def _pump(self, rank: int, pipe: _Pipe) -> None:
         shown = True
         with pipe, self._log(rank).open("ab") as log:
-            for line in pipe:
+            for line in _lines(pipe):
                 if self._last:
                     self._last[rank].append(line)
                 else:
                     log.write(line)
                     log.flush()
                 try:
-                    if shown:
+                    if shown and line != b"\r":
                         sys.stdout.write(f"[{rank}] {line.decode(errors='replace').rstrip()}\n")
                         sys.stdout.flush()
                 except (OSError, ValueError):  # nobody reads any more, such as `head`; the rank is to go on
@@ -291,11 +318,12 @@ class Ranks:
                 raise TimeoutError(f"After {timeout:g} s these ranks still ran: {late}. Their last output:\n{report}")
             time.sleep(_POLL)
         self._end_groups(_GRACE)
-        return Result([code for code in codes if code is not None], [self.output(rank) for rank in range(self.nprocs)])
+        return Result([code for code in codes if code is not None], self)
 
     def tail(self, rank: int) -> str:
         """The last lines of a rank's output, each with the rank in front."""
-        lines = self.output(rank).splitlines()[-_TAIL_LINES:]
+        end = b"".join(self._last[rank]) if self._last else _end_of(self._log(rank), _TAIL_BYTES)
+        lines = end.decode(errors="replace").splitlines()[-_TAIL_LINES:]
         return "\n".join(f"[{rank}] {line}" for line in lines)
 
     def kill_all(self) -> None:
@@ -339,7 +367,9 @@ class Ranks:
 def run(command: Sequence[str], nprocs: int, *, timeout: float | None = None, **options: Any) -> Result:
     """`Ranks(...)`, `wait`, and its `Result`; options as for `Ranks`."""
     with Ranks(command, nprocs, **options) as ranks:
-        return ranks.wait(timeout)
+        result = ranks.wait(timeout)
+        _ = result.outputs  # while the files are there
+        return result
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -12,17 +12,17 @@ from fractions import Fraction
 
 from jaxcoll.synth.cuts import CutPool, seed_cuts
 from jaxcoll.synth.flow import Query
-from jaxcoll.synth.rate import Network, optimal_rate
+from jaxcoll.synth.rate import Network, Tick, optimal_rate
 from jaxcoll.topology.graph import Capacity, Topology
 
 
-def balanced(topology: Topology) -> Topology:
+def balanced(topology: Topology, tick: Tick) -> Topology:
     """The topology with every switch cut to equal capacity in and out."""
     network = Network.of(topology)
     graph = network.graph()
     pool = CutPool(network.nodes, network.ranks)
     seed_cuts(pool, topology)
-    rate = optimal_rate(network, graph, pool, lambda _: None)
+    rate = optimal_rate(network, graph, pool, tick)
     scale = rate.denominator
     capacity = [amount * scale for amount in network.capacity]
     ends = list(zip(network.tails.tolist(), network.heads.tolist(), strict=True))
@@ -33,6 +33,7 @@ def balanced(topology: Topology) -> Topology:
         for arc in sorted(arcs, key=lambda arc: -capacity[arc]):
             cut = min(surplus, capacity[arc])
             if cut > 0:
+                tick(None)
                 tail, head = ends[arc]
                 targets = [rank for rank in range(network.ranks) if rank != tail]
                 query = Query(capacity, demand, total + cut, targets, (tail,), (head,), max_cuts=network.ranks)

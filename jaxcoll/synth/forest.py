@@ -38,7 +38,6 @@ from jaxcoll.synth.switches import IntMatrix, Links, Planner, Remover, Room, def
 from jaxcoll.synth.trees import Order, Packed, Tree, pack
 from jaxcoll.topology.graph import Topology
 
-PHASES = ("rate", "switches", "trees")
 DEPTH_STEPS = 32  # with bounded depth the rate is searched in steps of 1/32 of the optimum
 
 Split = tuple[int, list[int], list[int], IntMatrix]
@@ -141,7 +140,7 @@ class _Solver:
         self.wish, self.clock, self.tick = wish, clock, clock.tick
         with clock.phase("rate"):
             self.original = topology
-            self.topology = balanced(topology) if topology.unbalanced() else topology
+            self.topology = balanced(topology, self.tick) if topology.unbalanced() else topology
             self.network = Network.of(self.topology)
             self.pool = CutPool(self.network.nodes, self.network.ranks)
             seed_cuts(self.pool, self.topology)
@@ -263,11 +262,9 @@ class _Solver:
         return rate_packing(self.network, packing.trees * packing.tree_rate * part, trees)
 
     def _forest(self, bound: Fraction, packing: Packing, links: Links, packed: Packed, checks: int, how: str) -> Forest:
+        late = ""
         if self.topology is not self.original:  # the bound of what was given, not of what was left of it
-            network = Network.of(self.original)
-            pool = CutPool(network.nodes, network.ranks, self.pool.masks)
-            with self.clock.phase("rate"):
-                bound = optimal_rate(network, network.graph(), pool, self.tick) * network.unit
+            bound, late = self._given_bound()
         else:
             bound = bound * self.network.unit
         trees = sorted(packed.trees, key=lambda tree: tree.root)
@@ -280,7 +277,17 @@ class _Solver:
             "regrown": packed.regrown,
             "warm": how,
         }
-        return Forest(self.topology, bound, packing.trees, rate, trees, links, history, counts)
+        return Forest(self.topology, bound, packing.trees, rate, trees, links, history, counts, late)
+
+    def _given_bound(self) -> tuple[Fraction, str]:
+        """The bound of the topology as given, or past the time limit that of the known cuts, with a word about it."""
+        network = Network.of(self.original)
+        pool = CutPool(network.nodes, network.ranks, self.pool.masks)
+        try:
+            with self.clock.phase("rate"):
+                return optimal_rate(network, network.graph(), pool, self.tick) * network.unit, ""
+        except TimeUp as late:  # the trees are complete by now
+            return cut_rate(network, pool.masks) * network.unit, f"{late}: the bound may be above the true one"
 
 
 def _orders(ranks: int, trees: int, old: Sequence[Tree]) -> list[Order]:

@@ -16,10 +16,9 @@ import numpy as np
 
 from jaxcoll.errors import SynthesisError
 from jaxcoll.schedule.columns import NONE, ChunkColumns, EdgeColumns, IntArray
-from jaxcoll.schedule.ir import Chunk, ChunkGraph, Collective, Edge, Kind, Op, Schedule, independent_graphs
+from jaxcoll.schedule.ir import MAX_WEIGHT, Chunk, ChunkGraph, Collective, Edge, Kind, Op, Schedule, independent_graphs
 from jaxcoll.synth.trees import Tree, depths
 
-MAX_WEIGHT = 2**32 - 1
 LANES = 8  # for trees of more than one hop, unless the caller says otherwise
 
 

@@ -186,7 +186,8 @@ def fixed_packing(network: Network, graph: FlowGraph, rate: Fraction, trees: int
 
     def raised(tree_rate: Fraction) -> Fraction:
         room = _room(network, tree_rate)
-        return min(Fraction(amount, count) for amount, count in zip(network.capacity, room, strict=True) if count)
+        rates = (Fraction(amount, count) for amount, count in zip(network.capacity, room, strict=True) if count)
+        return min(rates, default=high)
 
     first: list[int] = []
     high = rate / trees
@@ -197,11 +198,12 @@ def fixed_packing(network: Network, graph: FlowGraph, rate: Fraction, trees: int
         low, high = low / 2, low
     low = raised(low)
     while True:
-        after = min(
+        rates = (
             Fraction(amount, count - 1) if count * low == amount else Fraction(amount, count)
             for amount, count in zip(network.capacity, _room(network, low), strict=True)
             if count > 1 or (count == 1 and amount > low)
         )
+        after = min(rates, default=high)  # no arc carries a tree of any higher rate
         if after >= high:
             break
         middle = (low + high) / 2

@@ -24,7 +24,6 @@ from jaxcoll.synth.rate import Network, Packing, Tick, order_targets, violated
 
 MAX_RETRIES = 40
 
-Path = tuple[int, ...]
 IntMatrix = NDArray[np.int64]
 # (switch, predecessors, successors, capacities in, capacities out) -> wanted splits, or None for the default plan
 Planner = Callable[[int, list[int], list[int], IntMatrix, IntMatrix], IntMatrix | None]

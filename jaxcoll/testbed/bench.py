@@ -275,6 +275,8 @@ def _spines(bed: Testbed) -> int:
 def measure(bed: Testbed, plan: Plan, say: Say, show: Callable[[Row], None]) -> tuple[list[Row], Totals]:
     """Carry out a plan. say: told what begins now; show: given each row as it is done."""
     check(plan, len(bed.layout.hosts), bed.layout.name, _spines(bed))
+    if plan.trouble.slow is not None:
+        bed.layout.link(plan.trouble.slow[0])  # a name that isn't there is told before anything starts
     rows: list[Row] = []
     totals = Totals()
     chosen = victims(plan, len(bed.layout.hosts))

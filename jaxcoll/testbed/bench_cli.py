@@ -90,6 +90,8 @@ def run(args: argparse.Namespace) -> int:
     """Carries the command out. Returns the exit status: 1 if a result was wrong."""
     plan, began = _plan(args), time.monotonic()
     check(plan, args.hosts, args.topology, args.width)
+    if args.json is not None:
+        args.json.open("a").close()  # what can't be written is told now, not after the measurement
     outsiders = outsiders_needed(args.topology, max(plan.flows))
     with Testbed(make_layout(args, outsiders), args.name, congestion=args.congestion) as bed:
         print(f"# psum of {config.format_size(plan.size)}B float32, {args.hosts} hosts, {args.topology}, ", end="")

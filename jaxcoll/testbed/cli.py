@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -150,16 +148,6 @@ def _clean(args: argparse.Namespace) -> int:
     return 0
 
 
-def _end_by_exception() -> None:
-    # A plain SIGTERM would end Python without its `with` blocks, and leave the namespaces to the next start.
-    def leave(signum: int, _: Any) -> None:
-        raise SystemExit(128 + signum)
-
-    if threading.current_thread() is threading.main_thread():
-        for signum in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(signum, leave)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """The command `jaxcoll testbed`. Returns the exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
@@ -167,7 +155,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.command == "table" and args.only_write:
         return table.run(args)
     access.enter([sys.executable, "-m", "jaxcoll", "testbed", *words])
-    _end_by_exception()
     commands = {"up": _up, "run": _run, "bench": bench_cli.run, "table": table.run, "clean": _clean}
     try:
         return commands[args.command](args)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 
 from jaxcoll import config
@@ -107,7 +108,7 @@ def check(plan: Plan, hosts: int, topology: str = "star", width: int = 1) -> Non
     late, rounds = plan.trouble.late, plan.trouble.rounds
     if late is not None and not (0 <= late[0] < hosts * plan.ranks_per_host and 0 < late[1] <= 60):
         raise UsageError(f"--late={late[0]}:{late[1]:g} must be a rank's number and 0 to 60 seconds, such as 3:50ms.")
-    if rounds is not None and not (rounds[0] >= 1 and rounds[1] >= 1 and 1 <= rounds[2] <= 100):
+    if rounds is not None and not (all(1 <= s < math.inf for s in rounds[:2]) and 1 <= rounds[2] <= 100):
         raise UsageError("--come-and-go takes seconds on and off, 1 or more, and how often, such as 60:30:3.")
 
 

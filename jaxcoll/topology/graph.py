@@ -17,8 +17,6 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from jaxcoll.errors import TopologyError
 
 FORMAT = "jaxcoll-topology"
@@ -218,11 +216,6 @@ class Topology:
     def unit_capacity(self) -> Fraction:
         """The greatest fraction of which every capacity is a whole multiple (the gcd of all capacities)."""
         return self._integers[3]
-
-    def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(src int32[m], dst int32[m], capacity float64[m]) in the order of `capacity`, for numeric solvers."""
-        ends = np.array(list(self.capacity), dtype=np.int32).reshape(-1, 2)
-        return ends[:, 0].copy(), ends[:, 1].copy(), np.array([float(c) for c in self.capacity.values()])
 
     def to_json(self) -> str:
         """The file form: names and links; `Topology.from_json` gives an equal topology back."""

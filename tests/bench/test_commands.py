@@ -54,11 +54,21 @@ def test_options_of_a_name_are_refused_with_a_file(
         (["spiral"], "unknown schedule 'spiral'; known are ring"),
         (["ring", "--kind=all_to_all"], "all_to_all"),
         (["nowhere.json"], "nowhere.json: can't be read"),
-        (["ring", "--ranks=0"], "at least 1"),
+        (["ring", "--ranks=0"], "must lie in 1.."),
         (["ring", "-p", "pipeline=x"], "pipeline is 'x'; it must be a whole number"),
         (["ring", "-p", "pipeline=2.5"], "pipeline is 2.5; it must be a whole number"),
         (["ring", "-p", "pipeline=true"], "pipeline is True; it must be a whole number"),
         (["ring", "--kind=broadcast", "-p", "root=abc"], "root is 'abc'; it must be a whole number"),
+        (["ring", "-p", "kind=broadcast"], "no parameter 'kind'"),
+        (["ring", "-p", "name=x"], "no parameter 'name'"),
+        (["ring", "-p", "nranks=3"], "no parameter 'nranks'"),
+        (
+            ["hierarchical", "--ranks=2", "-p", "groups=[[0],[1]]", "-p", "inner=[1]"],
+            "inner=[1]; give a schedule's name",
+        ),
+        (["hierarchical", "-p", "groups=[[Infinity]]"], "give lists of positions"),
+        (["direct", "--ranks=2", "-p", "shares=[Infinity,1]"], "give 2 integers"),
+        (["permute", "-p", "perm=[[0,Infinity]]"], "give (source, destination) pairs"),
     ],
 )
 def test_what_cannot_be_drawn_is_told(words: list[str], message: str, capsys: pytest.CaptureFixture[str]):

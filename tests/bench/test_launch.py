@@ -168,13 +168,40 @@ def test_nothing_is_lost_where_the_output_is_read_slowly(monkeypatch: pytest.Mon
     assert len(shown.getvalue().splitlines()) == 100
 
 
-def test_ranks_are_told_from_each_other_where_the_kernel_reaps():
-    code = (
-        "import signal, sys\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\nfrom jaxcoll import launch\n"
-        "with launch.Ranks([sys.executable, '-c', 'pass'], 2) as ranks: print(ranks.wait(60).codes)"
+def test_ranks_are_refused_where_the_kernel_throws_exit_codes_away():
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        with pytest.raises(UsageError, match="SIGCHLD is ignored"):
+            launch.Ranks(python(""), 1)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+def test_a_failed_rank_shows_where_the_command_inherits_an_ignored_sigchld(tmp_path: Path):
+    program = tmp_path / "program.py"
+    program.write_text("raise SystemExit(7)")
+    command = [sys.executable, "-m", "jaxcoll", "launch", "-n", "1", str(program)]
+    ignoring = (
+        "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
     )
-    done = subprocess.run(python(code), capture_output=True, text=True, timeout=60, check=False)
-    assert done.stdout == "[0, 0]\n", done.stderr
+    done = subprocess.run([*python(ignoring), *command], capture_output=True, timeout=60, check=False)
+    assert done.returncode == 7
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
+def test_a_command_told_to_end_leaves_no_file_and_no_child(signum: signal.Signals, tmp_path: Path):
+    program, scratch = tmp_path / "program.py", tmp_path / "scratch"
+    scratch.mkdir()
+    program.write_text(LEAVES.format("") + SAYS + "time.sleep(600)")
+    command = [sys.executable, "-m", "jaxcoll", "launch", "-n", "1", str(program)]
+    with subprocess.Popen(command, env={**os.environ, "TMPDIR": str(scratch)}, stdout=subprocess.PIPE) as running:
+        assert running.stdout
+        child = int(running.stdout.readline().split()[1])
+        assert list(scratch.iterdir())
+        running.send_signal(signum)
+        assert running.wait(60) == 128 + signum
+    assert not list(scratch.iterdir())
+    _await_gone([child])
 
 
 def test_logs_stay_where_they_were_asked_for(tmp_path: Path):
@@ -224,6 +251,34 @@ def test_of_lines_that_are_shown_the_last_ones_are_kept(capsys: pytest.CaptureFi
     result = launch.run(python("for i in range(3000): print(i)"), 1, output="prefix", timeout=60)
     assert result.outputs[0].split() == [str(i) for i in range(2000, 3000)]
     assert len(capsys.readouterr().out.splitlines()) == 3000
+
+
+def test_a_progress_bar_and_an_endless_line_are_shown_while_they_grow(capsys: pytest.CaptureFixture[str]):
+    code = "import time; print('10%', '20%', 'x' * 100_000, sep='\\r', end='', flush=True); time.sleep(600)"
+    shown, deadline = "", time.monotonic() + 30
+    with launch.Ranks(python(code), 1, output="prefix"):
+        while shown.count("x") < 50_000:
+            assert time.monotonic() < deadline, shown
+            time.sleep(0.02)
+            shown += capsys.readouterr().out
+    assert shown.startswith("[0] 10%\n[0] 20%\n[0] xxx")
+
+
+def test_ends_of_lines_are_kept_as_they_were_written():
+    code = "import os; [os.write(1, part) for part in (b'a\\r', b'\\nb\\n\\nc\\rd', b'e')]"
+    with launch.Ranks(python(code), 1, output="prefix") as ranks:
+        ranks.wait(60)
+        assert list(ranks._last[0]) == [b"a\r\n", b"b\n", b"\n", b"c\r", b"de"]
+
+
+def test_a_whole_log_is_read_only_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    with launch.Ranks(python("print('start'); print('x' * 200_000); print('end')"), 1, logs=tmp_path) as ranks:
+        with monkeypatch.context() as patch:
+            patch.setattr(ranks, "output", lambda _: pytest.fail("all of it was read"))
+            result = ranks.wait(60)
+            assert ranks.tail(0).endswith("x\n[0] end")
+            assert len(ranks.tail(0)) < 100_000
+        assert result.outputs[0].startswith("start\n")
 
 
 def test_the_package_has_its_modules():

@@ -29,10 +29,11 @@ def run(
     command = [sys.executable, str(PROGRAM), mode, str(swaps)]
     with Ranks(command, nprocs, devices=devices, env=env, cwd=ROOT) as ranks:
         result = ranks.wait(200)
-    assert result.exit_code == 0, "\n".join(result.outputs)
+        outputs = result.outputs
+    assert result.exit_code == 0, "\n".join(outputs)
     # The tuner's own process may still say something after the rank's last word.
-    reports = [[line for line in out.splitlines() if line.startswith("{")][-1] for out in result.outputs]
-    return [json.loads(report) for report in reports], result.outputs
+    reports = [[line for line in out.splitlines() if line.startswith("{")][-1] for out in outputs]
+    return [json.loads(report) for report in reports], outputs
 
 
 def agreed(reports: list[Any]) -> None:

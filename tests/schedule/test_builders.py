@@ -199,7 +199,7 @@ def test_errors_list_what_is_known() -> None:
         build("ring", "sum", 4)
     with pytest.raises(ScheduleError, match="no parameter 'lanes'; it takes pipeline, root"):
         build("binomial", "reduce", 4, lanes=2)
-    with pytest.raises(ScheduleError, match="at least 1"):
+    with pytest.raises(ScheduleError, match="number of ranks is 0; it must lie in 1"):
         build("ring", "all_reduce", 0)
     with pytest.raises(ScheduleError, match="needs perm="):
         build("permute", "permute", 4)
@@ -211,8 +211,6 @@ def test_errors_list_what_is_known() -> None:
 
 def test_builders_can_be_selected_by_kind() -> None:
     assert set(builders("all_to_all")) == {"direct", "pairwise"}
-    assert builders()["ring"].supports(5) is None
-    assert "at least 1" in (builders()["ring"].supports(0) or "")
 
 
 @pytest.mark.parametrize(

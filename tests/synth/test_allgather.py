@@ -69,6 +69,13 @@ def assert_packing(forest: Forest, topology: Topology) -> None:
         assert trees * forest.tree_rate <= topology.capacity[hop]
 
 
+def test_one_tree_takes_the_thickest_links_where_no_other_can_carry_more() -> None:
+    links = [("a", "b", 100), ("a", "switch", 10), ("b", "switch", 10)]
+    topology = Topology.of("pair", ["a", "b"], ["switch"], links, both_ways=True)
+    result = all_gather(topology, chunks=1)
+    assert (result.throughput, result.bound) == (100, 110)
+
+
 @pytest.mark.usefixtures("fast")
 @pytest.mark.parametrize("topology", built(), ids=lambda topology: topology.name)
 def test_every_builder_reaches_the_bound(topology: Topology) -> None:

@@ -6,17 +6,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
 
 from jaxcoll.errors import UsageError
 from jaxcoll.schedule import Schedule, verify
-from jaxcoll.synth import Cancelled, Status, SynthResult, all_gather, all_reduce, all_to_all, reduce_scatter
+from jaxcoll.synth import Cancelled, Status, SynthResult, all_gather, all_reduce, all_to_all, forest, reduce_scatter
+from jaxcoll.synth import rate as rates
 from jaxcoll.synth.alltoall_net import Net
+from jaxcoll.synth.balance import balanced
 from jaxcoll.synth.evaluate import rate
 from jaxcoll.synth.pricing import Pricer
-from jaxcoll.topology import fail, parse
+from jaxcoll.synth.result import Clock, TimeUp
+from jaxcoll.topology import Topology, fail, parse
 
 
 def valid(schedule: Schedule | None) -> Schedule:
@@ -60,6 +65,33 @@ def test_a_latency_solve_keeps_to_its_time():
 
 def test_a_limit_that_is_not_reached_changes_nothing():
     assert all_gather(parse("rail:1x2x8"), time_limit=600).status is Status.OPTIMAL
+
+
+def lopsided() -> Topology:
+    """A switch that gives out more than it takes in."""
+    links = [link for rank in "abc" for link in ((rank, "s", 2), ("s", rank, 3))]
+    return Topology.of("lopsided", list("abc"), ["s"], [*links, ("a", "b", 1), ("b", "c", 1), ("c", "a", 1)])
+
+
+def test_time_that_ends_after_the_trees_leaves_them(monkeypatch: pytest.MonkeyPatch):
+    full = all_gather(lopsided())
+    in_time = iter([True, False])  # for the network cut to what can be used, and for the given one
+
+    def optimal_rate(*args: Any) -> Fraction:
+        if next(in_time):
+            return rates.optimal_rate(*args)
+        raise TimeUp("time limit")
+
+    monkeypatch.setattr(forest, "optimal_rate", optimal_rate)
+    result = all_gather(lopsided())
+    assert (result.status, result.throughput) == (Status.TIME_LIMIT, full.throughput)
+    assert "time limit" in result.why
+    assert full.bound <= result.bound
+
+
+def test_cutting_a_switch_to_what_it_can_use_hears_the_caller():
+    with pytest.raises(Cancelled):
+        balanced(lopsided(), Clock(lambda *_: False).tick)
 
 
 def test_limits_must_be_positive():

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
+import math
 import os
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from needs import need
 
 from jaxcoll.errors import UsageError
 from jaxcoll.schedule import Kind, build
-from jaxcoll.testbed import access, racks, result, spines, star
+from jaxcoll.testbed import access, bench, bench_cli, racks, result, spines, star
 from jaxcoll.testbed.bench import host_of_rank, phases, ratio, shuffled
 from jaxcoll.testbed.cli import main
 from jaxcoll.testbed.plan import Plan, Trouble, background, check, incoming, outsiders_needed, victims
@@ -98,11 +102,31 @@ def test_strangers_come_from_outside_and_cross_the_middle():
         ({"variants": ("best",), "schedule": None}, "--schedule=NAME"),
         ({"trouble": Trouble(late=(8, 0.05))}, "a rank's number"),
         ({"trouble": Trouble(rounds=(0.5, 30, 3))}, "60:30:3"),
+        ({"trouble": Trouble(rounds=(math.inf, 1, 1))}, "60:30:3"),
+        ({"trouble": Trouble(rounds=(1, math.nan, 1))}, "60:30:3"),
     ],
 )
 def test_bad_plans_are_refused_before_anything_starts(change: dict, words: str):
     with pytest.raises(UsageError, match=words):
         check(dataclasses.replace(PLAN, **change), 8)
+
+
+def test_a_slow_link_that_is_not_there_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(bench, "Variants", lambda *_: pytest.fail("variants have started"))
+    plan = dataclasses.replace(PLAN, trouble=Trouble(slow=("h9", "up", 5e7)))
+    bed: Any = SimpleNamespace(layout=star(8))
+    with pytest.raises(UsageError, match="'h9' is no link"):
+        bench.measure(bed, plan, print, print)
+
+
+def test_results_that_cannot_be_written_are_told_before_the_testbed_is_made(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setattr(bench_cli, "Testbed", lambda *_, **__: pytest.fail("a testbed was made"))
+    parser = argparse.ArgumentParser()
+    bench_cli.options(parser)
+    with pytest.raises(FileNotFoundError):
+        bench_cli.run(parser.parse_args(["--json", str(tmp_path / "no" / "out.json")]))
 
 
 def row(variant: str, seconds: list[float], settled: int = 0, p: int = 1) -> result.Row:

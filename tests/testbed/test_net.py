@@ -119,7 +119,7 @@ print(os.environ["JAXCOLL_LAUNCH_RANK"], socket.gethostbyname(socket.gethostname
 def test_ranks_run_inside_their_hosts():
     with Testbed(star(2)) as bed, HostRanks(bed, [sys.executable, "-c", PROGRAM], ["h1", "h0", "h0"], port=99) as ranks:
         done = ranks.wait(60)
-    rows = [output.split() for output in done.outputs]
+        rows = [output.split() for output in done.outputs]
     assert done.codes == [0, 0, 0]
     assert [row[0] for row in rows] == ["0", "1", "2"]
     assert [row[1] for row in rows] == ["10.77.0.2", "10.77.0.1", "10.77.0.1"]

@@ -9,4 +9,4 @@ for _module in (ring, trees, doubling, pairs, hierarchy):
     for _builder in _module.BUILDERS:
         REGISTRY.add(_builder)
 
-__all__ = ["Builder", "build", "builders"]
+__all__ = ["REGISTRY", "Builder", "build", "builders"]

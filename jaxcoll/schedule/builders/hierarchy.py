@@ -144,7 +144,7 @@ def _gather_or_scatter(a: _Assembly) -> Schedule:
 def _groups(value: Any, n: int) -> Layout:
     try:
         groups = tuple(tuple(int(p) for p in group) for group in value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ScheduleError(f"hierarchical: groups={value!r}; give lists of positions, e.g. [[0, 1], [2, 3]]") from None
     if not groups or not all(groups) or sorted(p for g in groups for p in g) != list(range(n)):
         raise ScheduleError(f"hierarchical: groups={value!r}; every position 0..{n - 1} must stand in one group")
@@ -154,6 +154,9 @@ def _groups(value: Any, n: int) -> Layout:
 def _make(request: Request) -> Schedule:
     layout = _groups(request.params["groups"], request.nranks)
     inner, inter = request.params.get("inner", "direct"), request.params.get("inter", "ring")
+    for param, name in (("inner", inner), ("inter", inter)):
+        if not isinstance(name, str):
+            raise ScheduleError(f"hierarchical: {param}={name!r}; give a schedule's name")
     assembly = _Assembly(request, layout, inner, inter, [])
     return _all_reduce(assembly) if request.kind is Kind.ALL_REDUCE else _gather_or_scatter(assembly)
 

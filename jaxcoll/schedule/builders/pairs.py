@@ -41,7 +41,7 @@ def _shares(value: Any, kind: Kind, n: int) -> list[int]:
     try:
         shares = [int(w) for w in value]
         exact = all(int(w) == w for w in value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ScheduleError(wanted) from None
     if len(shares) != n or not exact or min(shares) < 0 or sum(shares) == 0:
         raise ScheduleError(wanted)
@@ -114,7 +114,7 @@ def _checked_perm(value: Any, collective: Collective) -> list[tuple[int, int]]:
     n = collective.nranks
     try:
         pairs = [(int(src), int(dst)) for src, dst in value]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ScheduleError(f"permute: perm={value!r}; give (source, destination) pairs") from None
     for side, ends in (("source", [s for s, _ in pairs]), ("destination", [d for _, d in pairs])):
         outside = [p for p in ends if not 0 <= p < n]

@@ -46,10 +46,6 @@ class Builder:
     params: Mapping[str, str] = field(default_factory=dict)
     required: tuple[str, ...] = ()
 
-    def supports(self, nranks: int) -> str | None:
-        """None if this builder can build for `nranks` ranks, else the reason why not."""
-        return f"{nranks} ranks; at least 1 is needed" if nranks < 1 else None
-
 
 class Registry:
     """Builders by name."""
@@ -80,11 +76,6 @@ class Registry:
             raise ScheduleError(
                 f"schedule {name!r} can't do {kind.label}, only {', '.join(k.label for k in builder.kinds)}; "
                 f"for {kind.label} there are {_names(self.select(kind))}"
-            )
-        reason = builder.supports(nranks)
-        if reason is not None:
-            raise ScheduleError(
-                f"schedule {name!r} can't do {kind.label}: {reason}; others for it are {_names(self.select(kind))}"
             )
         return builder.make(self._request(builder, kind, nranks, dict(params)))
 

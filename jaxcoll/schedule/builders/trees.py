@@ -91,17 +91,6 @@ def _dual_tree(request: Request) -> Schedule:
     return Schedule(request.name, request.collective, 2 * height, chunks, tuple(graphs), request.pipeline)
 
 
-def binomial_tree(n: int, root: int = 0) -> Tree:
-    """The binomial tree: counted from the root, position v hangs below v without its lowest set bit.
-
-    Children are ordered from the smallest subtree to the largest.
-    """
-    children: list[list[int]] = [[] for _ in range(n)]
-    for v in range(1, n):
-        children[((v & (v - 1)) + root) % n].append((v + root) % n)
-    return Tree(root, tuple(tuple(c) for c in children))
-
-
 def _binomial_edges(n: int, root: int, op: Op, first_step: int) -> list[Edge]:
     # One edge a position and step: v meets v ^ bit. Up, the bits go from low to high; down, from high to low.
     bits = [1 << s for s in range((n - 1).bit_length())]
