@@ -194,12 +194,20 @@ def test_a_command_told_to_end_leaves_no_file_and_no_child(signum: signal.Signal
     scratch.mkdir()
     program.write_text(LEAVES.format("") + SAYS + "time.sleep(600)")
     command = [sys.executable, "-m", "jaxcoll", "launch", "-n", "1", str(program)]
-    with subprocess.Popen(command, env={**os.environ, "TMPDIR": str(scratch)}, stdout=subprocess.PIPE) as running:
-        assert running.stdout
-        child = int(running.stdout.readline().split()[1])
-        assert list(scratch.iterdir())
-        running.send_signal(signum)
-        assert running.wait(60) == 128 + signum
+    before = signal.signal(signum, signal.SIG_DFL)  # under nohup it is ignored, and the command would leave it so
+    try:
+        running = subprocess.Popen(command, env={**os.environ, "TMPDIR": str(scratch)}, stdout=subprocess.PIPE)
+    finally:
+        signal.signal(signum, before)
+    with running:
+        try:
+            assert running.stdout
+            child = int(running.stdout.readline().split()[1])
+            assert list(scratch.iterdir())
+            running.send_signal(signum)
+            assert running.wait(60) == 128 + signum
+        finally:
+            running.kill()
     assert not list(scratch.iterdir())
     _await_gone([child])
 
