@@ -12,7 +12,7 @@ from jaxcoll.schedule.msccl_export import to_msccl
 from jaxcoll.schedule.msccl_import import from_msccl
 from jaxcoll.schedule.orders import bit_equal
 from jaxcoll.schedule.stats import Stats, stats
-from jaxcoll.schedule.swaps import equivalent_swaps
+from jaxcoll.schedule.swaps import Equivalence, equivalent_swaps
 from jaxcoll.schedule.table import Table
 from jaxcoll.schedule.text import dumps, loads
 from jaxcoll.schedule.verify import Finding, check, valid, verify
@@ -23,6 +23,7 @@ __all__ = [
     "ChunkGraph",
     "Collective",
     "Edge",
+    "Equivalence",
     "Finding",
     "Kind",
     "Op",

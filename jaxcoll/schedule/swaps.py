@@ -30,6 +30,7 @@ State = npt.NDArray[np.uint64]
 
 _SEED = 0x7E5C  # fixed: the same question always gets the same answer
 _BATCH = 1 << 20  # elements of one batch of states
+_KEPT = 64  # graphs under tables whose answers are kept; of 64 ranks in a ring one takes 8 MB
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,30 +65,70 @@ class _Graph:
     same_bits: bool
 
 
-def equivalent_swaps(
-    schedule: Schedule, table: Table | None = None, *, same_bits: bool = True
-) -> dict[tuple[int, int], Sets]:
-    """For each (graph, step): the sets of ranks of which any two may be exchanged by `table.swap_vertex`.
+class Equivalence:
+    """Which ranks of one schedule may be exchanged at one vertex step (`Table.swap_vertex`), under any valid table.
 
     After any one such swap the schedule is still valid and, with `same_bits`, gives all ranks equal bits if it did so
     before. A swap changes what is possible at other vertices (and, rarely, for other members of its set): then ask with
-    the new table. Sets in which no rank sends or receives at that vertex are left out. Raises `ScheduleInvalid` if the
-    schedule isn't valid under the table (the identity if None) to begin with.
+    the new table. Each vertex is worked out when it is first asked for and kept, for all graphs and tables that differ
+    in the names of ranks only. The table must be valid; that isn't checked here.
+    """
+
+    def __init__(self, schedule: Schedule, *, same_bits: bool = True):
+        self.schedule, self.same_bits = schedule, same_bits
+        self._shapes: dict[object, _Shape] = {}
+        self._named: dict[tuple[int, bytes], tuple[_Shape, IntArray]] = {}
+
+    def allows(self, table: Table, graph: int, step: int, a: int, b: int) -> bool:
+        """Whether ranks a and b, of which one at least sends or receives there, may change places at that vertex."""
+        shape, label = self._shape(table, graph)
+        pair = {int(label[a]), int(label[b])}
+        return any(pair <= s for s in shape.at(step))
+
+    def sets(self, table: Table, graph: int, step: int) -> Sets:
+        """Sets of ranks of which any two may be exchanged; those in which no rank sends or receives are left out."""
+        shape, label = self._shape(table, graph)
+        return _renamed(shape.at(step), np.argsort(label))
+
+    def _shape(self, table: Table, g: int) -> tuple[_Shape, IntArray]:
+        """What graphs alike share, and label[rank], this graph's names in it."""
+        exact = (g, np.asarray(table.home).tobytes() + table.vertex[g].tobytes())
+        if exact not in self._named:
+            if len(self._named) >= _KEPT:
+                self._named.clear()
+                self._shapes.clear()
+            key, label = _signature(self.schedule, table, g)
+            if key not in self._shapes:
+                self._shapes[key] = _Shape(_graph(self.schedule, table, g, self.same_bits), label)
+            self._named[exact] = self._shapes[key], label
+        return self._named[exact]
+
+
+class _Shape:
+    """Graphs that are equal up to the names of their ranks: one of them, its names, and what is known of each step."""
+
+    def __init__(self, graph: _Graph, label: IntArray):
+        self.graph, self.label = graph, label
+        self.known: dict[int, Sets] = {}
+
+    def at(self, step: int) -> Sets:
+        """The sets at a step, by label."""
+        if step not in self.known:
+            self.known[step] = _renamed(_sets_at(self.graph, step), self.label)
+        return self.known[step]
+
+
+def equivalent_swaps(
+    schedule: Schedule, table: Table | None = None, *, same_bits: bool = True
+) -> dict[tuple[int, int], Sets]:
+    """For each (graph, step): the sets of ranks of which any two may be exchanged (see `Equivalence`).
+
+    Raises `ScheduleInvalid` if the schedule isn't valid under the table (the identity if None) to begin with.
     """
     table = table or Table.identity(schedule)
     check(schedule, table)
-    known: dict[object, list[Sets]] = {}
-    result: dict[tuple[int, int], Sets] = {}
-    for g in range(len(schedule.graphs)):
-        key, label = _signature(schedule, table, g)
-        if key not in known:
-            graph = _graph(schedule, table, g, same_bits)
-            found = [_sets_at(graph, t) for t in range(schedule.steps + 1)]
-            known[key] = [_renamed(sets, label) for sets in found]
-        back = np.argsort(label)
-        for t, sets in enumerate(known[key]):
-            result[g, t] = _renamed(sets, back)
-    return result
+    found = Equivalence(schedule, same_bits=same_bits)
+    return {(g, t): found.sets(table, g, t) for g in range(len(schedule.graphs)) for t in range(schedule.steps + 1)}
 
 
 def _renamed(sets: Sets, name: IntArray) -> Sets:

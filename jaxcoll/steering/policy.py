@@ -12,7 +12,7 @@ from jaxcoll import tuner
 from jaxcoll.errors import UsageError
 from jaxcoll.telemetry import Epoch
 from jaxcoll.tuner import ChoiceParams, Config, Decision, ReactParams, ScheduleSet, Setup, Verdict
-from jaxcoll.tuner.transforms import Swap, is_valid
+from jaxcoll.tuner.transforms import Swap, swapped
 
 SHUFFLE = "shuffle"
 NAMES = (*tuner.POLICIES, SHUFFLE)
@@ -114,8 +114,8 @@ class Shuffle:
         for _ in range(8):  # a swap that isn't valid is left out: few tries keep a step short
             a, b = (int(r) for r in rng.choice(spec.nranks, 2, replace=False))
             swap = Swap(graphs[int(rng.integers(len(graphs)))], None, a, b)
-            table = swap.apply(config.table)
-            if is_valid(schedule, table):
+            table = swapped(schedule, config.table, swap)
+            if table is not None:
                 return Config(config.program, table), f"{words}; {swap.text(schedule)}"
         return config, words
 

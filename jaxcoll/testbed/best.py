@@ -15,7 +15,7 @@ from jaxcoll.sim import network
 from jaxcoll.sim.fluid import Job, simulate
 from jaxcoll.sim.plan import plan as plan_of
 from jaxcoll.testbed.layout import Layout
-from jaxcoll.tuner.transforms import Swap, is_valid
+from jaxcoll.tuner.transforms import Swap, swapped
 
 ORDERED = 8
 """All orders of up to so many ranks are scored; 8 ranks have 5040, the first one held."""
@@ -97,8 +97,8 @@ def scored(schedule: Schedule, net: network.Network, nbytes: int, orders: bool) 
 
 
 def _swapped(schedule: Schedule, table: Table, before: str) -> list[tuple[Table, str]]:
-    made = [(swap.apply(table), before + swap.text(schedule)) for swap in _swaps(schedule)]
-    return [(after, words) for after, words in made if is_valid(schedule, after)]
+    made = [(swapped(schedule, table, swap), before + swap.text(schedule)) for swap in _swaps(schedule)]
+    return [(after, words) for after, words in made if after is not None]
 
 
 def _candidates(

@@ -16,7 +16,7 @@ from jaxcoll.tuner.groups import Pairs
 from jaxcoll.tuner.measure import pattern_of
 from jaxcoll.tuner.model import Model, SlowPair
 from jaxcoll.tuner.params import ChoiceParams
-from jaxcoll.tuner.transforms import Swap, is_valid
+from jaxcoll.tuner.transforms import Swap, is_valid, swapped
 from jaxcoll.tuner.types import Config, Program, ScheduleSet
 
 Floats = npt.NDArray[np.float64]
@@ -189,21 +189,21 @@ def _climb(
     program = spec.by_id[start.config.program]
     best = start
     for _ in range(params.rounds if hot else 0):
-        swaps = _neighbours(program, best.config, hot, scorer.left(program) // 2, rng)
-        if not swaps:
+        near = _neighbours(program, best.config, hot, scorer.left(program) // 2, rng)
+        if not near:
             break
-        configs = [Config(program.id, swap.apply(best.config.table)) for swap in swaps]
-        times = scorer.seconds(configs)
+        times = scorer.seconds([config for _, config in near])
         i = int(np.argmin(times))
         if times[i] > best.seconds * 0.99:
             break
-        best = Candidate(configs[i], (*best.swaps, swaps[i]), times[i])
+        swap, config = near[i]
+        best = Candidate(config, (*best.swaps, swap), times[i])
     return best
 
 
 def _neighbours(
     program: Program, config: Config, hot: Sequence[int], limit: int, rng: np.random.Generator
-) -> list[Swap]:
+) -> list[tuple[Swap, Config]]:
     """Valid swaps with a blamed rank, as many as fit: global ones first, then chunk-local, then position-equivalent."""
     schedule, n = program.schedule, program.schedule.nranks
     pairs = sorted({(min(a, b), max(a, b)) for a in hot for b in range(n) if a != b})
@@ -213,13 +213,14 @@ def _neighbours(
     vertex = [
         Swap(g, t, a, b) for g in range(len(schedule.graphs)) for t in range(schedule.steps + 1) for a, b in pairs
     ]
-    chosen: list[Swap] = []
+    chosen: list[tuple[Swap, Config]] = []
     for kind in (everywhere, local, vertex):
         room = limit - len(chosen)
         order = rng.permutation(len(kind))[: 4 * max(room, 0)]
         for index in order.tolist():
             if len(chosen) >= limit:
                 break
-            if is_valid(schedule, kind[index].apply(config.table)):
-                chosen.append(kind[index])
+            after = swapped(schedule, config.table, kind[index])
+            if after is not None:
+                chosen.append((kind[index], Config(program.id, after)))
     return chosen

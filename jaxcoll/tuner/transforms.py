@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Collection, Iterator
 
 import numpy as np
 import numpy.typing as npt
 
-from jaxcoll.schedule import Schedule, Table, bit_equal
+from jaxcoll.schedule import Equivalence, Schedule, Table, bit_equal
 from jaxcoll.schedule.verify import valid
 from jaxcoll.tuner.measure import Pattern, pattern_of
 
@@ -55,7 +56,19 @@ class Viable:
 
 
 _KEPT = 20_000
-_known: dict[int, tuple[Schedule, dict[bytes, bool]]] = {}
+
+
+class _Known:
+    """What has been found out about the tables of one schedule."""
+
+    def __init__(self, schedule: Schedule):
+        self.tables: dict[bytes, bool] = {}
+        self.vertices = Equivalence(schedule)
+
+
+@functools.lru_cache(maxsize=256)
+def _known_of(schedule: Schedule) -> _Known:
+    return _Known(schedule)
 
 
 def is_valid(schedule: Schedule, table: Table) -> bool:
@@ -64,8 +77,7 @@ def is_valid(schedule: Schedule, table: Table) -> bool:
     In a recursive doubling a swap at one step alone lets each rank's result hold all contributions once, added in
     another order than on its neighbour: parameters that are taken to be replicated would drift apart.
     """
-    # The entry holds the schedule, so that no other one can come to bear its id.
-    _, known = _known.setdefault(id(schedule), (schedule, {}))
+    known = _known_of(schedule).tables
     key = hashlib.blake2b(np.array(table.home).tobytes() + table.vertex.tobytes(), digest_size=16).digest()
     if key not in known:
         if len(known) >= _KEPT:
@@ -74,6 +86,19 @@ def is_valid(schedule: Schedule, table: Table) -> bool:
         alike = bool((table.vertex == table.vertex[:, :1]).all())
         known[key] = valid(schedule, table) and (alike or bit_equal(schedule, table))
     return known[key]
+
+
+def swapped(schedule: Schedule, table: Table, swap: Swap) -> Table | None:
+    """The table after the swap, or None where it would break the collective (see `is_valid`) or change nothing.
+
+    `table` must be valid. Swaps at one step are looked up among the position-equivalent ones, which are worked out for
+    all ranks of a vertex together, once a program.
+    """
+    if swap.graph is not None and swap.step is not None:
+        allowed = _known_of(schedule).vertices.allows(table, swap.graph, swap.step, swap.a, swap.b)
+        return swap.apply(table) if allowed else None
+    after = swap.apply(table)
+    return after if is_valid(schedule, after) else None
 
 
 def viable(
@@ -103,9 +128,11 @@ def viable(
 
 
 def _check(schedule: Schedule, table: Table, nbytes: int, swap: Swap, before: Pattern, step: int) -> Viable | None:
-    after_table = swap.apply(table)
+    after_table = swapped(schedule, table, swap)
+    if after_table is None:
+        return None
     after = pattern_of(schedule, after_table, nbytes)
-    if not _keeps_degrees(before, after, swap.a, swap.b) or not is_valid(schedule, after_table):
+    if not _keeps_degrees(before, after, swap.a, swap.b):
         return None
     return Viable(swap, after_table, _degree(after, step, swap.a) < _degree(before, step, swap.a))
 
