@@ -3,6 +3,7 @@
 #include <condition_variable>
 #include <cstring>
 #include <mutex>
+#include <utility>
 
 #include "communicator/c_api_internal.h"
 #include "communicator/world.h"
@@ -209,7 +210,7 @@ int jc_set_propose(jc_world* w, uint64_t group, int64_t set_key, uint64_t versio
   if (set == nullptr) return Report(NoSet());
   jaxcoll::Places points;
   for (int i = 0; i < count; ++i) points[sites[i]].push_back({launches[i], indices[i]});
-  return Report(set->Propose(version, points));
+  return Report(set->Propose(version, std::move(points)));
 }
 
 int jc_set_decide(jc_world* w, uint64_t group, int64_t set_key, uint64_t version, int commit) {

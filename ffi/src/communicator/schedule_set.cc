@@ -39,6 +39,7 @@ ScheduleSet::ScheduleSet(std::vector<std::shared_ptr<const Program>> programs, s
   v->number = 0;
   v->program = programs_[chosen];
   v->table = std::make_shared<Table>(Table::Identity(*v->program));
+  commits_.reserve(kCommitsKept + 1);
   commits_.push_back({std::move(v), {}});
 }
 
@@ -106,7 +107,7 @@ Places ScheduleSet::Started() {
   return started_;
 }
 
-Status ScheduleSet::Propose(uint64_t version, const Places& points) {
+Status ScheduleSet::Propose(uint64_t version, Places points) {
   std::lock_guard<std::mutex> lock(mu_);
   held_ns_ = 0;
   Timed timed(&held_ns_);
@@ -122,12 +123,16 @@ Status ScheduleSet::Propose(uint64_t version, const Places& points) {
             Format("call site %llx has gone past the proposed execution", static_cast<unsigned long long>(site)));
     }
   }
-  proposal_ = Commit{it->second, points};
+  proposal_.emplace(Commit{it->second, std::move(points)});
   return {};
 }
 
 Status ScheduleSet::Decide(uint64_t version, bool commit) {
   std::vector<std::pair<Waiting, std::shared_ptr<const Plan>>> go;
+  // What is dropped is freed after the lock: an execution that begins would wait for it.
+  std::vector<Commit> dropped;
+  dropped.reserve(2);
+  std::map<uint64_t, std::shared_ptr<Version>> passed;
   {
     std::lock_guard<std::mutex> lock(mu_);
     Timed timed(&held_ns_);
@@ -136,10 +141,13 @@ Status ScheduleSet::Decide(uint64_t version, bool commit) {
     if (commit) {
       commits_.push_back(std::move(*proposal_));
       if (commits_.size() > kCommitsKept) {
+        dropped.push_back(std::move(commits_.front()));
         commits_.erase(commits_.begin());
-        commits_.front().points.clear();
+        dropped.push_back({nullptr, std::exchange(commits_.front().points, {})});
       }
-      staged_.erase(staged_.begin(), staged_.upper_bound(version));
+      while (!staged_.empty() && staged_.begin()->first <= version) passed.insert(staged_.extract(staged_.begin()));
+    } else {
+      dropped.push_back(std::move(*proposal_));
     }
     proposal_.reset();
     for (Waiting& w : waiting_) {

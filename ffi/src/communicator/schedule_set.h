@@ -61,7 +61,7 @@ class ScheduleSet {
                bool wide);
   // The last executions begun.
   Places Started();
-  Status Propose(uint64_t version, const Places& points);
+  Status Propose(uint64_t version, Places points);
   // Brings the proposal into force, or drops it; starts what waited. Deciding twice is an error.
   Status Decide(uint64_t version, bool commit);
   // Ends the waiting of executions that wait for a verdict since before `since_ns`: they get no plan. The proposal
