@@ -1,8 +1,9 @@
 """The private JAX names, all of them, in one place. Checked with jax 0.10.2 and 0.12.0.
 
 What is public lives elsewhere under its public name; what JAX keeps private and jaxcoll can't do without is here, so
-that a new JAX release has one file to be tried against. Importing this module does one thing to JAX: modules that are
-lowered from then on carry a `ModuleSites` instead of two plain dictionaries (see there).
+that a new JAX release has one file to be tried against. Importing this module does two things to JAX: modules that are
+lowered from then on carry a `ModuleSites` instead of two plain dictionaries, and a program in which devices must be
+known isn't lowered once for all devices (see `needs_devices`).
 """
 
 from __future__ import annotations
@@ -198,7 +199,12 @@ def _install_module_sites() -> None:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         if isinstance(self.lowering_cache, _SiteAwareCache):
-            return  # a context derived from another one shares its caches, and so its sites
+            # A context derived from another one shares its caches, and so its sites. All meshes of a program have the
+            # same devices in the same order: what one tells holds for a shard_map inside that names none.
+            sites, mesh = self.lowering_cache.sites, getattr(self.axis_context, "mesh", None)
+            if sites.devices is None and isinstance(mesh, jax.sharding.Mesh):
+                sites.devices = tuple(mesh.devices.flat)
+            return
         sites = ModuleSites()
         sites.devices = getattr(self.axis_context, "device_assignment", None)
         for name in _CACHES:
@@ -209,6 +215,51 @@ def _install_module_sites() -> None:
 
 
 _install_module_sites()
+
+_device_primitives: set[Any] = set()
+
+
+def needs_devices(prim: Any) -> None:
+    """From now on the text that a program with `prim` is lowered to holds the ids of its devices.
+
+    JAX lowers a program whose mesh comes from `jax.set_mesh` for all meshes of one shape together, and takes that text
+    for each of them. One with `prim` in a shard_map that names no devices it lowers for each list of devices.
+    """
+    _device_primitives.add(prim)
+
+
+def _holds_unplaced(jaxpr: Any, inside: bool, seen: set[tuple[int, bool]]) -> bool:
+    """Whether a primitive of `needs_devices` stands in a shard_map over a mesh without devices; `inside`: of one."""
+    if (id(jaxpr), inside) in seen:
+        return False
+    seen.add((id(jaxpr), inside))
+    for eqn in jaxpr.eqns:
+        within = inside
+        if eqn.primitive.name == "shard_map":
+            if isinstance(eqn.params["mesh"], jax.sharding.Mesh):
+                continue  # its devices are a part of what is lowered
+            within = True
+        if within and eqn.primitive in _device_primitives:
+            return True
+        if any(_holds_unplaced(sub, within, seen) for sub in _core.jaxprs_in_params(eqn.params)):
+            return True
+    return False
+
+
+def _install_needs_devices() -> None:
+    original = _dispatch.jaxpr_has_prim_requiring_devices
+    if getattr(original, "jaxcoll", False):
+        return
+
+    @functools.wraps(original)
+    def requires(jaxpr: Any) -> bool:
+        return bool(original(jaxpr)) or _holds_unplaced(jaxpr, False, set())
+
+    requires.jaxcoll = True  # type: ignore[attr-defined]
+    _dispatch.jaxpr_has_prim_requiring_devices = requires
+
+
+_install_needs_devices()
 
 
 def module_sites(ctx: Any) -> ModuleSites:
@@ -282,6 +333,7 @@ class LoweringOverride:
         before = table.get(prim)
         default = before or _mlir._lowerings.get(prim)
         self._saved.append((table, prim, before))
+        needs_devices(prim)
         mlir.register_lowering(prim, make(None if default is None else default.rule), platform=platform)
 
     def restore(self) -> None:
@@ -290,6 +342,7 @@ class LoweringOverride:
                 table.pop(prim, None)
             else:
                 table[prim] = before
+            _device_primitives.discard(prim)
         self._saved.clear()
 
 

@@ -280,6 +280,7 @@ def _refuse_platform(row: Row) -> Any:
 
 def _register() -> None:
     for base, prim in OURS.items():
+        compat.needs_devices(prim)
         compat.register_lowering(prim, _lower_ours(ROWS[base]), PLATFORMS)
         compat.register_default_lowering(prim, _refuse_platform(ROWS[base]))
 

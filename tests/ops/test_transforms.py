@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import Any
 
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxcoll
@@ -323,8 +325,45 @@ def test_pmap_in_two_programs_at_once() -> None:
     np.testing.assert_array_equal(second, [12] * 4)
 
 
+@pytest.mark.parametrize("routed", [False, True])
+def test_meshes_of_one_shape_are_told_apart(routed: bool) -> None:
+    """A function under one jax.set_mesh and then under another one, of other devices or of the same in another order."""
+    devices = np.array(jax.devices())
+    module = lax if routed else jaxcoll
+    cycle = [(i, (i + 1) % 4) for i in range(4)]
+
+    def body(t: Any) -> Any:
+        return module.ppermute(t, "a", cycle), jax.grad(lambda u: (module.psum(u * t, "a") ** 2).sum())(t)
+
+    f = jax.jit(lambda x: jax.shard_map(body, in_specs=P("a"), out_specs=P("a"))(x))
+    with jaxcoll.enable() if routed else contextlib.nullcontext():
+        for order in ([0, 1, 2, 3], [3, 1, 0, 2], [4, 5, 6, 7], [0, 1, 2, 3]):
+            with jax.set_mesh(Mesh(devices[order], ("a",))):
+                moved, gradient = f(jnp.arange(4.0))
+            np.testing.assert_array_equal(moved, [3, 0, 1, 2], err_msg=str(order))
+            np.testing.assert_array_equal(gradient, [0, 28, 56, 84], err_msg=str(order))
+
+
+def test_devices_of_a_shard_map_inside_another() -> None:
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("a", "b"))
+
+    def inner(t: Any) -> Any:
+        return jax.shard_map(lambda u: jaxcoll.psum(u, "b"), in_specs=P("b"), out_specs=P(), axis_names={"b"})(t)
+
+    outer = jax.shard_map(inner, mesh=mesh, in_specs=P("a"), out_specs=P("a"), axis_names={"a"})
+    np.testing.assert_array_equal(jax.jit(outer)(jnp.arange(8.0)), [6, 22])
+
+
+def test_devices_of_the_arguments() -> None:
+    mesh = Mesh(np.array(jax.devices())[[3, 1, 0, 2]], ("a",))
+    x = jax.device_put(jnp.arange(4.0), NamedSharding(mesh, P("a")))
+    body = lambda t: jaxcoll.ppermute(t, "a", [(i, (i + 1) % 4) for i in range(4)])  # noqa: E731
+    f = jax.jit(jax.shard_map(body, mesh=mesh.abstract_mesh, in_specs=P("a"), out_specs=P("a")))
+    np.testing.assert_array_equal(f(x), [3, 0, 1, 2])
+
+
 def test_mesh_from_the_context() -> None:
-    """A shard_map that names no mesh gets it, and the devices, from jax.set_mesh or from its arguments."""
+    """A shard_map that names no mesh gets it, and the devices, from jax.set_mesh."""
     mesh = jax.make_mesh((2, 4), ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     x = jnp.arange(8.0)
     f = jax.jit(lambda x: jax.shard_map(lambda t: jaxcoll.psum(t, "b"), in_specs=P(("a", "b")), out_specs=P("a"))(x))
