@@ -145,7 +145,13 @@ class Brain:
         seconds = tuned.note(epoch)
         self._log.write_epoch(tuned.key, epoch, seconds)
         before = tuned.state
-        tuned.state, decision, tuned.last = tuned.policy.step(before, [epoch])
+        try:
+            tuned.state, decision, tuned.last = tuned.policy.step(before, [epoch])
+        except Exception as error:
+            # A fault of ours in one set must not end the tuning of all others.
+            tuned.stop(f"{type(error).__name__}: {error}")
+            log.exception("the tuning of %s ends", tuned.key)
+            return [("warning", f"{tuned.key} isn't tuned any more, a fault of the tuner: {tuned.stopped}")]
         self._judge(tuned)
         if decision is None:
             return []

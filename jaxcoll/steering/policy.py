@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -131,6 +132,10 @@ def make(name: str = "jaxcoll", **params: Any) -> Policy:
     if name not in NAMES:
         raise UsageError(f"unknown policy {name!r}; known are {', '.join(NAMES)}")
     own = {k: params.pop(k) for k in ("seed", "free", *(("every",) if name == SHUFFLE else ())) if k in params}
+    for key, least in (("seed", 0), ("every", 1)):
+        value = own.get(key, least)
+        if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < least:
+            raise UsageError(f"policy {name!r}: {key} is {value!r}; it must be a whole number of at least {least}")
     groups: dict[str, dict[str, Any]] = {"react": {}, "choice": {}}
     fields = {"react": ReactParams, "choice": ChoiceParams}
     for key, value in params.items():

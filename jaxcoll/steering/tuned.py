@@ -129,6 +129,7 @@ class Tuned:
         self.rest_until = 0.0  # by time.monotonic()
         self._came_at = -math.inf
         self.last = "waiting for the first epochs"
+        self.stopped = ""  # why it is tuned no more
         self.seconds: collections.deque[float] = collections.deque(maxlen=256)
         self._starts: collections.deque[tuple[int, int]] = collections.deque(maxlen=512)
         self.pending: collections.deque[Epoch] = collections.deque(maxlen=_PENDING)
@@ -176,8 +177,8 @@ class Tuned:
 
     @property
     def running(self) -> bool:
-        """Whether epochs have come of late."""
-        return time.monotonic() - self._came_at < _RUNS_S
+        """Whether it is tuned and epochs have come of late."""
+        return not self.stopped and time.monotonic() - self._came_at < _RUNS_S
 
     def _in_force(self, epoch: Epoch) -> bool:
         return self.config is None or epoch.version >= self.config.table.version
@@ -190,6 +191,8 @@ class Tuned:
 
     def next_look(self) -> Epoch | None:
         """The next pending epoch that the policy is to see; None if there is none."""
+        if self.stopped:
+            return None
         while not self._looks and self.pending:
             self._looks.extend(self.pace.admit(self.pending.popleft(), self._at_rest()))
         return self._looks.popleft() if self._looks else None
@@ -230,6 +233,12 @@ class Tuned:
             self.reverts += 1
         else:
             self.swaps += 1
+
+    def stop(self, why: str) -> None:
+        """Takes it out of the tuning for good; the table in force stays."""
+        self.stopped = why
+        self.last = f"not tuned any more: {why}"
+        self._looks.clear()
 
     def refused(self) -> None:
         """Notes a decision that couldn't be brought into force: after a second one in a row it rests, longer each time,

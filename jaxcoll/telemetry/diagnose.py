@@ -87,17 +87,17 @@ def lateness(epoch: Epoch, nranks: int) -> npt.NDArray[np.int64]:
     Two signals are free of what went before: a receiver's wait on an edge whose sender depends on
     nothing received before (the least counts: the others may have queued behind it), and a sender's wait for its
     receiver (the longest counts: later edges find both ends there). Then the median over the peers, so that one odd
-    peer decides nothing.
+    peer decides nothing. The wait for an edge that nobody could time holds its transfer, so it shows nothing.
     """
     first: dict[tuple[int, int], int] = {}
     longest: dict[tuple[int, int], int] = {}
     rows = epoch.records[epoch.records["bytes"] > 0]  # nobody waits for what carries nothing
     first_receive = _first_receive(rows)
-    columns = (rows[name].tolist() for name in ("src", "dst", "wait_ns", "side", "step", "graph"))
-    for src, dst, wait, side, step, graph in zip(*columns, strict=True):
+    columns = (rows[name].tolist() for name in ("src", "dst", "wait_ns", "transfer_ns", "side", "step", "graph"))
+    for src, dst, wait, timed, side, step, graph in zip(*columns, strict=True):
         if side == SENDER:
             longest[dst, src] = max(longest.get((dst, src), 0), wait)
-        elif step <= first_receive.get((graph, src), 1 << 30):
+        elif timed and step <= first_receive.get((graph, src), 1 << 30):
             first[src, dst] = min(first.get((src, dst), wait), wait)
     signals: list[list[int]] = [[] for _ in range(nranks)]
     for rank, peer in first.keys() | longest.keys():

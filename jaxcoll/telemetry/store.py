@@ -12,6 +12,8 @@ from jaxcoll.errors import UsageError
 from jaxcoll.telemetry.ends import split_waits
 from jaxcoll.telemetry.record import RECEIVER, SENDER, UNSPLIT, Records, as_records, concatenate
 
+_NEVER = np.iinfo(np.uint64).max
+
 EpochId = tuple[int, int, int, int]
 """(comm, site, launch, index): one execution of one call site."""
 
@@ -37,12 +39,18 @@ class Epoch:
 
     @property
     def span_ns(self) -> int:
-        """From the first receiver's start to the last one's end, nanoseconds; 0 without any."""
+        """From a receiver's first start to its last byte, of the slowest receiver, nanoseconds; 0 without any.
+
+        Each by its own clock: those of two hosts may lie apart by more than an epoch takes.
+        """
         rows = self.receiver
         if not len(rows):
             return 0
-        end = rows["start_ns"] + rows["wait_ns"] + rows["transfer_ns"]
-        return int(end.max() - rows["start_ns"].min())
+        ends = rows["start_ns"] + rows["wait_ns"] + rows["transfer_ns"]
+        first, last = np.full(int(rows["dst"].max()) + 1, _NEVER), np.zeros(int(rows["dst"].max()) + 1, np.uint64)
+        np.minimum.at(first, rows["dst"], rows["start_ns"])
+        np.maximum.at(last, rows["dst"], ends)
+        return int(np.where(last > 0, last - first, np.uint64(0)).max())
 
 
 @dataclasses.dataclass(frozen=True)

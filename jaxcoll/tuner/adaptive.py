@@ -114,12 +114,12 @@ def _when_clean(state: AdaptiveState, batch: Batch, belief: Belief, congestion: 
     """Nothing departs from the usual: stay, or go back to the start after a while."""
     state = dataclasses.replace(state, calm=state.calm + 1)
     home = state.spec.home
-    if state.config.key == home.key:
-        why = "some flows vary, but nothing explains them" if congestion else "no congestion"
-        return state, None, verdict + why
     back = _failed_back(state, batch, verdict)
     if back is not None:
         return back
+    if state.config.key == home.key:
+        why = "some flows vary, but nothing explains them" if congestion else "no congestion"
+        return state, None, verdict + why
     if state.calm < state.params.calm or not _may_swap(state, batch.now_ns):
         return state, None, f"{verdict}no congestion for {state.calm} batches"
     scorer = Scorer(state.spec, belief, crossed(state), state.params, np.random.default_rng([state.seed, state.round]))
@@ -191,26 +191,25 @@ def _revisit(state: AdaptiveState, batch: Batch, verdict: str) -> Outcome | None
 
 
 def _failed_back(state: AdaptiveState, batch: Batch, verdict: str) -> Outcome | None:
-    """Back to the best that was measured, if the last move didn't pay; if it did much harm, whatever the ration."""
-    if not state.failures:
+    """Back to the best that was measured, if the last move didn't pay, or an earlier one: whatever the ration, since
+    each move has one way back at most."""
+    if not (state.failures or state.astray):
         return None
     best = min(state.measured, key=lambda m: m.seconds)
     expected = best.seconds / state.here.seconds
     if best.config.key == state.config.key or expected > 1 - state.params.keep:
         return None
-    if expected > 1 / state.params.worse and not _may_swap(state, batch.now_ns, back=True):
-        return None
     return _move(state, batch, best.config, "revert", f"{verdict}went back: expected {expected:.2f}x", expected)
 
 
-def _may_swap(state: AdaptiveState, now_ns: int, back: bool = False) -> bool:
+def _may_swap(state: AdaptiveState, now_ns: int) -> bool:
     """Few decisions in a window, one kept for the way back; the window doubles with each failure in a row.
 
     Where it has become much worse since the last decision, the one that is kept may be taken, too.
     """
     window = state.params.window_s * 2 ** min(max(0, state.failures - 1), 5)
     recent = sum(1 for at in state.swaps_ns if now_ns - at < window * 1e9)
-    return recent < state.params.swaps - (0 if back or state.worse else 1)
+    return recent < state.params.swaps - (0 if state.worse else 1)
 
 
 def _move(
@@ -231,6 +230,7 @@ def _move(
         evidence=None,
         searched=None,
         worse=False,
+        astray=False,
         calm=0,
         swaps_ns=(*recent, batch.now_ns),
     )

@@ -97,12 +97,13 @@ def drawn(model: Model, host_of: Sequence[int], crossed: Pairs, rng: np.random.G
 
     Else the best of many tables is one whose pairs are unknown: held to be fast, for nothing has shown otherwise.
     """
-    n, slow = len(host_of), {(p.src, p.dst) for p in model.pairs}
-    seen = {(a, b) for a, b in crossed | slow if host_of[a] != host_of[b]}
+    n, between = len(host_of), [p for p in model.pairs if host_of[p.src] != host_of[p.dst]]
+    slow = {(p.src, p.dst) for p in between}
+    seen = slow | {(a, b) for a, b in crossed if host_of[a] != host_of[b]}
     unseen = [(a, b) for a in range(n) for b in range(n) if host_of[a] != host_of[b] and (a, b) not in seen]
     if not slow or not unseen:
         return [model]
-    rates = [p.rate for p in model.pairs]
+    rates = [p.rate for p in between]
     models: list[Model] = []
     for _ in range(_DRAWS):
         hit = rng.random(len(unseen)) < len(slow) / len(seen)

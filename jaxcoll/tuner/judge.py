@@ -66,8 +66,9 @@ def judge(state: AdaptiveState, batch: Batch) -> tuple[AdaptiveState, str]:
         return state, ""
     ratio = batch.time / trial.seconds
     paid = ratio < 1 - state.params.keep or (trial.action in ("recover", "probe") and ratio < 1 + state.params.keep)
-    failures = 0 if paid else state.failures + 1
-    probes = 0 if trial.action == "probe" and paid else state.probes + (trial.action == "probe")
+    probe = trial.action == "probe"
+    failures = 0 if paid else state.failures + (not probe)  # a look in vain speaks against the next look alone
+    probes = 0 if probe and paid else state.probes + probe
     surprised = not paid and ratio > state.params.worse * trial.expected
     doubt = _doubt(state, trial, ratio)
     verdict = Verdict(state.config.table.version, ratio, paid)
@@ -75,6 +76,7 @@ def judge(state: AdaptiveState, batch: Batch) -> tuple[AdaptiveState, str]:
         state,
         trial=None,
         failures=failures,
+        astray=not paid,
         probes=probes,
         surprised=surprised,
         doubt=doubt,

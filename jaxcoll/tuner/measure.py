@@ -17,6 +17,9 @@ from jaxcoll.telemetry import Epoch, epoch_seconds, lateness
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
+LEAST_S = 1e-9
+"""What an epoch takes at least, seconds: where nobody could time anything a ratio of two times is still a number."""
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Pattern:
@@ -91,7 +94,7 @@ class Batch:
     @property
     def time(self) -> float:
         """Mean seconds of an epoch."""
-        return float(self.seconds.mean())
+        return max(float(self.seconds.mean()), LEAST_S)
 
     @property
     def throughput(self) -> Floats:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import numbers
+from collections.abc import Mapping
 from typing import Literal
 
 from jaxcoll.errors import UsageError
@@ -43,9 +46,7 @@ class ReactParams:
     """Least measured improvement; a transform that gives less is reverted."""
 
     def __post_init__(self) -> None:
-        low = [name for name in ("B", "K_t", "K_max", "H", "E_max", "A_max") if getattr(self, name) < 1]
-        if low:
-            raise UsageError(f"REACT parameter {low[0]} is {getattr(self, low[0])}; it must be at least 1")
+        _check(self, {"K_t_growth": 0})
         if self.H < self.B:
             raise UsageError(f"H={self.H} epochs of history hold no batch of B={self.B}; make H at least B")
 
@@ -67,7 +68,7 @@ class ChoiceParams:
     window_s: float = 60.0
     """Time in which at most `swaps` decisions are taken; doubles with each failure in a row."""
     swaps: int = 3
-    """Decisions in a window, one of them kept for the way back."""
+    """Decisions in a window, one of them kept for the way back, which no ration refuses."""
     worse: float = 1.3
     """How many times longer a batch must take, under the same table, to count as a new situation; how many times longer
     than expected of a move, for it to be taken back before anything else is tried."""
@@ -92,5 +93,17 @@ class ChoiceParams:
     """A rank that is later than this part of an epoch is a straggler."""
 
     def __post_init__(self) -> None:
-        if self.swaps < 2:
-            raise UsageError(f"swaps is {self.swaps}; a swap and its way back need at least 2")
+        # A swap and its way back are two; what tells a change of times must be above 1.
+        _check(self, {"swaps": 2, "rounds": 0, "worse": 1, "shift": 1})
+
+
+def _check(params: ReactParams | ChoiceParams, least: Mapping[str, int]) -> None:
+    """UsageError for a parameter that is no number of its kind, or below its `least` (else 1 for whole numbers, 0)."""
+    for field in dataclasses.fields(params):
+        value, whole = getattr(params, field.name), field.type == "int"
+        kind, low = (numbers.Integral, 1) if whole else (numbers.Real, 0)
+        low = least.get(field.name, low)
+        fits = isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)
+        if not fits or value < low:
+            what = f"a {'whole ' if whole else ''}number of at least {low}"
+            raise UsageError(f"the tuner's parameter {field.name} is {value!r}; it must be {what}")

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from jaxcoll.tuner.measure import Batch
+from jaxcoll.tuner.measure import LEAST_S, Batch
 from jaxcoll.tuner.types import Config
 
 _BATCHES = 4
@@ -27,7 +27,7 @@ class Measured:
     @property
     def seconds(self) -> float:
         """Mean time of an epoch."""
-        return float(np.mean(self.epochs))
+        return max(float(np.mean(self.epochs)), LEAST_S)
 
     @staticmethod
     def of(config: Config, batch: Batch, epoch: int, before: Measured | None = None) -> Measured:

@@ -30,7 +30,9 @@ class AdaptiveState:
     trial: Trial | None = None
     calm: int = 0
     failures: int = 0
-    """Moves in a row that didn't pay."""
+    """Moves in a row that didn't pay; looks at the start aside."""
+    astray: bool = False
+    """Whether the last move didn't pay and what it left is still left."""
     swaps_ns: tuple[int, ...] = ()
     """When decisions were taken, by the wall clock of the records."""
     probes: int = 0

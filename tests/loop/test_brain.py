@@ -110,6 +110,30 @@ def test_nothing_is_decided_while_a_decision_is_open():
     assert len(job.questions) == 1
 
 
+def test_a_fault_of_the_tuner_ends_the_tuning_of_one_set(monkeypatch: pytest.MonkeyPatch):
+    job, other = Job(), (1, 78)
+    job.brain.take(("set", other, announcement(), list(range(8)), list(range(8))))
+    sound = job.brain.sets[other].policy
+
+    class Broken(type(sound)):
+        def step(self, state: Any, samples: Any) -> Any:
+            raise ZeroDivisionError("float division by zero")
+
+    job.brain.sets[other].policy = Broken()
+    schedule = job.schedules[job.program]
+    records, _ = job.world.run(schedule, job.table, 4 << 20, 1, program=job.program)
+    job.brain.take(("records", other, 0, records.tobytes()))
+    (told,) = job.brain.think()
+    assert told[0] == "warning"
+    assert "float division by zero" in told[1]
+    job.brain.take(("records", other, 0, records.tobytes()))
+    assert job.brain.think() == []
+    job.run(40)
+    summaries = {s["key"]: s for s in job.brain.status()["sets"]}
+    assert summaries[job.brain.sets[SET].key]["swaps"] >= 1
+    assert "not tuned any more" in summaries[job.brain.sets[other].key]["last"]
+
+
 def test_deterministic_sets_are_left_alone():
     job = Job()
     job.brain.sets.clear()
@@ -250,6 +274,24 @@ def test_policies_by_name():
         policy.make("jaxcoll", speed=1)
     with pytest.raises(UsageError, match="no parameter 'margin'"):
         policy.make("react-paper", margin=0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "says"),
+    [
+        ("jaxcoll", {"quick": 0}, "quick is 0; it must be a whole number of at least 1"),
+        ("jaxcoll", {"seed": -1}, "seed is -1; it must be a whole number of at least 0"),
+        ("jaxcoll", {"keep": "a"}, "keep is 'a'; it must be a number of at least 0"),
+        ("jaxcoll", {"margin": float("nan")}, "margin is nan"),
+        ("jaxcoll", {"swaps": 1}, "swaps is 1; it must be a whole number of at least 2"),
+        ("react-paper", {"B": 6.5}, "B is 6.5; it must be a whole number of at least 1"),
+        ("react-paper", {"K_t": True}, "K_t is True"),
+        ("shuffle", {"every": 0}, "every is 0; it must be a whole number of at least 1"),
+    ],
+)
+def test_a_parameter_that_cannot_be_used_is_told_at_once(name: str, params: dict[str, Any], says: str):
+    with pytest.raises(UsageError, match=re.escape(says)):
+        policy.make(name, **params)
 
 
 @pytest.mark.parametrize("take", [replay.replay, load])

@@ -228,6 +228,27 @@ def test_nobody_is_waited_for_by_what_carries_nothing() -> None:
     assert late[3] == pytest.approx(50e6, rel=0.05)
 
 
+def test_a_wait_that_holds_the_transfer_is_no_lateness() -> None:
+    # Nobody could time what rank 0 sends: a record says only that it took so long until all was there.
+    rows = [
+        make(src=0, dst=b, bytes=48_000, transfer_ns=0, wait_ns=2_000_000 * b, launch=launch, side=RECEIVER)
+        for launch in range(6)
+        for b in range(1, 8)
+    ]
+    records = telemetry.from_records(rows)
+    assert telemetry.diagnose(records, 8).stragglers == ()
+    (epoch, *_) = telemetry.group_epochs(records)
+    assert telemetry.epoch_seconds(epoch) == pytest.approx(0.014)
+
+
+def test_an_epoch_is_as_long_whatever_the_hosts_clocks_say() -> None:
+    rows = [make(src=a, dst=1 - a, start_ns=10**9, wait_ns=3_000, transfer_ns=2_000 + a, side=RECEIVER) for a in (0, 1)]
+    apart = [rows[0], dataclasses.replace(rows[1], start_ns=10**9 + 20_000_000)]
+    for records in map(telemetry.from_records, (rows, apart)):
+        (epoch,) = telemetry.group_epochs(records)
+        assert epoch.span_ns == 5_001
+
+
 def test_a_slow_link_is_no_late_rank() -> None:
     rows = [row for launch in range(6) for row in exchange(5, {}, {(1, 4): 3.0}, launch)]
     found = telemetry.diagnose(telemetry.from_records(rows), 5)
