@@ -105,6 +105,11 @@ def check_vma() -> bool:
     return bool(_config._check_vma.value)
 
 
+def varying_axes(x: Any) -> frozenset[Any]:
+    """The manual axes along which the type of `x` says that it may differ."""
+    return frozenset(_core.typeof(x).mat.varying)
+
+
 def axis_size(name: Any) -> int | None:
     """Size of the bound axis `name`, None where it is unbound."""
     env = _core.get_axis_env()

@@ -172,6 +172,9 @@ def pmax(
 ) -> T:
     """Maximum over the ranks along `axis_name`. Arguments as for `psum`; like `jax.lax.pmax`, it has no derivative.
 
+    A NaN of any rank makes the result NaN, on every platform. (XLA on the CPU leaves NaNs out: there `jax.lax.pmax`
+    gives the maximum of the others, and -inf where all are NaN.)
+
     With axis_index_groups and check_vma=True it raises, where `jax.lax.pmax` hands the first group's result to all.
 
     Returns:
@@ -368,8 +371,16 @@ def pbroadcast(
         return _map(lambda leaf: _broadcast_by_sum(leaf, axes, source), x, options)
     # A tuple always: JAX takes a name apart into its letters here.
     named = axes if isinstance(axes, tuple) else (axes,)
+    if not named:
+        return x
     index = normalised(source, lax.axis_size(axes), "`source` of pbroadcast")
-    return _map(lambda leaf: lax.pbroadcast(leaf, named, index), x, options)
+    return _map(lambda leaf: lax.pbroadcast(_varying(leaf, named), named, index), x, options)
+
+
+def _varying(leaf: jax.Array, axes: tuple[Any, ...]) -> jax.Array:
+    """The leaf, typed as what may differ along `axes`: JAX's rule takes no other, and speaks of ppermute."""
+    same = tuple(a for a in axes if a not in compat.varying_axes(leaf)) if compat.check_vma() else ()
+    return lax.pcast(leaf, same, to="varying") if same else leaf
 
 
 def _check_source(source: Any) -> None:

@@ -1,10 +1,10 @@
 """`jaxcoll.enable()`: the `jax.lax` collectives of a program that doesn't know jaxcoll go through it.
 
-While enabled, the lowering rules of JAX's own collective primitives on cpu and cuda are ours. So every explicit
-collective
-is reached: those in libraries, those under `jax.pmap`, and the sums that differentiation inserts (the gradient of a
-weight that all ranks share). Types, `vmap` and gradients stay JAX's. Not reached: collectives that the compiler inserts
-into a `jit` over sharded arrays, which exist only after lowering.
+While enabled, the lowering rules of JAX's own collective primitives on cpu and cuda are ours, those that have a row in
+`jaxcoll.primitives`. So they are reached wherever they stand: in libraries, under `jax.pmap`, and as the sums that
+differentiation inserts (the gradient of a weight that all ranks share). Types, `vmap` and gradients stay JAX's. Not
+reached: collectives that the compiler inserts into a `jit` over sharded arrays, which exist only after lowering, and
+`ragged_all_to_all`, `psend`, `precv` and the split `*_start` forms, which have no row.
 
 What jaxcoll can't lower (see `jaxcoll.lowering.CannotLower`: the maximum of complex numbers, a shard_map that leaves
 some mesh axes to the compiler) keeps JAX's rule.
@@ -82,6 +82,9 @@ def enable(*, schedule: str | None = None, deterministic: bool = False) -> Enabl
     Functions compiled before are compiled again under it on their next call, and the old ones come back after it;
     nobody need clear a cache. An executable that the program holds itself (`jax.jit(f).lower(...).compile()`) stays
     what it was.
+
+    The first collective that a process lowers waits until every process of the job has come to one, or to
+    `jaxcoll.init()`, also where it is for some of them only. A maximum with a NaN is NaN: see `jaxcoll.pmax`.
 
     Args:
       schedule, deterministic: for all collectives, as in `jaxcoll.psum`. A schedule that can't do all the collectives

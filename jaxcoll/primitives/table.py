@@ -158,14 +158,6 @@ class Row:
         axes = params[self.axes_param]
         return tuple(axes) if isinstance(axes, (tuple, list)) else (axes,)
 
-    def blocks(self, n: int) -> tuple[int, int]:
-        """Blocks of the operand and of the result over n ranks."""
-        return {
-            Kind.ALL_GATHER: (1, n),
-            Kind.REDUCE_SCATTER: (n, 1),
-            Kind.ALL_TO_ALL: (n, n),
-        }.get(self.kind, (1, 1))
-
 
 def _reduction(name: str, reduce: str) -> Row:
     return Row(name, Kind.ALL_REDUCE, reduce, axes_param="axes")

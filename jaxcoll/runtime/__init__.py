@@ -53,6 +53,11 @@ def get_sets() -> sets.Sets:
         return _sets
 
 
+def known_sets() -> list[sets.SetInfo]:
+    """The schedule sets made so far; makes, starts and waits for nothing."""
+    return [] if _sets is None else _sets.all()
+
+
 def prepare(*, kind: Kind, groups: sets.Groups, nbytes: int, reduce: str, root: int | None, perm: sets.Perm | None,
             schedule: str | None, deterministic: bool) -> int:  # fmt: skip
     """Makes everything ready that a lowered call needs. Returns its `set_key` attribute.
@@ -64,4 +69,4 @@ def prepare(*, kind: Kind, groups: sets.Groups, nbytes: int, reduce: str, root: 
     return get_sets().prepare(sets.wanted(kind, nbytes, reduce, root, perm, schedule, deterministic), groups)
 
 
-__all__ = ["FFI_TARGET", "choice", "get_sets", "init", "prepare", "register"]
+__all__ = ["FFI_TARGET", "choice", "get_sets", "init", "known_sets", "prepare", "register"]

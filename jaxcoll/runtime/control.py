@@ -22,6 +22,7 @@ import time
 from collections.abc import Generator, Sequence
 from typing import Any, Protocol
 
+from jaxcoll.errors import JaxcollError
 from jaxcoll.runtime import links
 from jaxcoll.runtime.job import Store
 
@@ -184,22 +185,18 @@ class JoinedLeader:
 # ------------------------------------------------------------------------------------------------ the key-value store
 
 
-class KvLeader:
-    """The leader's end over the key-value store. What is sent while the store is away is lost, as an answer may be."""
+class ChannelLost(JaxcollError):
+    """The job's store has been away for `AWAY_S`: no word of the tuner's comes or goes any more."""
 
-    def __init__(self, store: Store, processes: int):
-        self._store = store
-        self._next = [0] * processes
-        self._quiet_since = time.monotonic()
+
+class _Tolerance:
+    """Bears a store that is away, and says so once; ChannelLost when it has been for `AWAY_S`."""
+
+    def __init__(self) -> None:
         self._away_since: float | None = None
 
-    def send(self, process: int, message: Message, payload: bytes = b"") -> None:
-        with self._tolerant():
-            self._store.set_bytes(f"{_KEYS}/down/{process}/{self._next[process]}", pack(message, payload))
-            self._next[process] += 1
-
     @contextlib.contextmanager
-    def _tolerant(self) -> Generator[None]:
+    def __call__(self) -> Generator[None]:
         try:
             yield
             self._away_since = None
@@ -209,7 +206,22 @@ class KvLeader:
                 log.warning("the job's store can't be reached for the tuner's messages, trying again: %s", error)
                 self._away_since = now
             if now - self._away_since > AWAY_S:
-                raise
+                raise ChannelLost(f"the job's store has been away for {AWAY_S:.0f} s: {error}") from error
+
+
+class KvLeader:
+    """The leader's end over the key-value store. What is sent while the store is away is lost, as an answer may be."""
+
+    def __init__(self, store: Store, processes: int):
+        self._store = store
+        self._next = [0] * processes
+        self._quiet_since = time.monotonic()
+        self._tolerant = _Tolerance()
+
+    def send(self, process: int, message: Message, payload: bytes = b"") -> None:
+        with self._tolerant():
+            self._store.set_bytes(f"{_KEYS}/down/{process}/{self._next[process]}", pack(message, payload))
+            self._next[process] += 1
 
     def receive(self, timeout: float, wake: Sequence[int] = ()) -> list[tuple[int, Message, bytes]]:
         deadline = time.monotonic() + timeout
@@ -233,19 +245,23 @@ class KvLeader:
 
 
 class KvWorker:
-    """A worker's end over the key-value store, which keeps what the leader doesn't read: so little is left there."""
+    """A worker's end over the key-value store, which keeps what the leader doesn't read: so little is left there.
+
+    While the store is away nothing goes or comes; `receive` raises ChannelLost when that has lasted.
+    """
 
     def __init__(self, store: Store, me: int):
         self._store, self._me = store, me
         self._sent = self._read = 0
         self._unread: list[str] = []
         self._lock = threading.Lock()
+        self._tolerant = _Tolerance()
 
     def send(self, message: Message, payload: bytes = b"") -> bool:
         return self.push(message, payload)
 
     def push(self, message: Message, payload: bytes = b"") -> bool:
-        with self._lock:
+        with self._lock, contextlib.suppress(Exception):  # a store that is away: `receive` says so
             if not self._room():
                 return False
             key = f"{_KEYS}/up/{self._me}/{self._sent:012d}"
@@ -253,6 +269,7 @@ class KvWorker:
             self._sent += 1
             self._unread.append(key)
             return True
+        return False
 
     def _room(self) -> bool:
         """The leader reads in order and removes what it has read, so one look now and then tells."""
@@ -261,11 +278,14 @@ class KvWorker:
         return len(self._unread) < _UNREAD
 
     def receive(self, timeout: float) -> list[tuple[Message, bytes]]:
-        key = f"{_KEYS}/down/{self._me}/{self._read}"
-        frame = self._store.get_bytes(key, timeout)
+        key, frame, began = f"{_KEYS}/down/{self._me}/{self._read}", None, time.monotonic()
+        with self._tolerant():
+            frame = self._store.get_bytes(key, timeout)
+            if frame is not None:
+                self._store.delete(key)
         if frame is None:
+            time.sleep(max(0.0, timeout - (time.monotonic() - began)))  # where it was away
             return []
-        self._store.delete(key)
         self._read += 1
         try:
             return [unpack(frame)]

@@ -56,6 +56,7 @@ class Sets:
 
     def __init__(self, world: World):
         self.world = world
+        self._making = threading.Lock()  # held while a set is made, which may wait for other processes
         self._lock = threading.Lock()
         self._known: dict[tuple[tuple[int, ...], int], SetInfo] = {}
 
@@ -68,12 +69,14 @@ class Sets:
         """Makes the set known for every group that has a device of this process. Returns its key."""
         mine = set(self.world.job.devices[self.world.job.me])
         key = want.key()
-        with self._lock:
+        with self._making:
             for group in groups:
                 if mine.isdisjoint(group) or (group, key) in self._known or len(group) < 2:
                     continue
                 with naming_the_setting(want):
-                    self._known[group, key] = self._make(want, key, group)
+                    made = self._make(want, key, group)
+                with self._lock:
+                    self._known[group, key] = made
         return key
 
     def _make(self, want: Want, key: int, group: tuple[int, ...]) -> SetInfo:

@@ -57,10 +57,10 @@ def status() -> dict[str, Any]:
             "schedules": [s.name for s in info.schedules],
             "chosen": info.schedules[info.chosen].name,
         }
-        for info in runtime.get_sets().all()
+        for info in runtime.known_sets()
     ]
     if gpu.running() is not None:
-        out["gpu"] = gpu.failures(w, dict.fromkeys(info.devices for info in runtime.get_sets().all()))
+        out["gpu"] = gpu.failures(w, dict.fromkeys(info.devices for info in runtime.known_sets()))
     running = loop.current()
     if running is not None:
         out["tuner"] = running.status()

@@ -82,6 +82,7 @@ class LocalSwaps:
         self._handles: dict[int, int] = {}
         self._promises: dict[str, Promise] = {}
         self._outcomes: dict[str, Outcome] = {}
+        self._asked: set[str] = set()  # attempts whose verdict the store couldn't tell yet
         self._lock = threading.RLock()
         self.commits = self.cancels = 0
 
@@ -167,8 +168,11 @@ class LocalSwaps:
             try:
                 verdict = settle(self._store, attempt, CANCEL)
             except Exception as error:
-                log.warning("no word on table swap %s from the job's store: %s", attempt, error)
+                if attempt not in self._asked:
+                    log.warning("no word on table swap %s from the job's store, asking again: %s", attempt, error)
+                self._asked.add(attempt)
                 continue
+            self._asked.discard(attempt)
             log.warning("no verdict came on table swap %s; the store says %s", attempt, verdict)
             self.decide(attempt, verdict == COMMIT)
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxcoll.errors import JaxcollError
 from jaxcoll.runtime import choice
-from jaxcoll.runtime.control import Message, WorkerEnd, set_id_of
+from jaxcoll.runtime.control import ChannelLost, Message, WorkerEnd, set_id_of
 from jaxcoll.runtime.drain import Drain
 from jaxcoll.runtime.job import Store
 from jaxcoll.runtime.sets import SetInfo, Sets
@@ -105,7 +105,7 @@ class Worker:
 
     @property
     def over(self) -> bool:
-        """Whether the leader has said that it has stopped."""
+        """Whether the leader has said that it has stopped, or can't be reached any more."""
         return self._over
 
     def stop(self) -> None:
@@ -120,6 +120,11 @@ class Worker:
         while not self._stopping.is_set():
             try:
                 self._round()
+            except ChannelLost as error:
+                self._over = True
+                self._drain.stop()
+                log.error("the tuner has stopped here: %s; collectives go on with the tables in force", error)
+                return
             except Exception:
                 # One bad message, or a store that is away for a while, must not end the tuning for good.
                 log.exception("jaxcoll's tuning thread met an error; collectives are not affected")

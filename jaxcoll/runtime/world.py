@@ -57,7 +57,7 @@ def early_bytes(local: int, ranks: int) -> int:
 
 def must_be_alike(settings: config.Config) -> dict[str, str]:
     """The settings, by variable, that mean nothing where processes have them differently."""
-    names = ("transport", "schedule", "tuner", "tcp_connections", "gpu_layout", "gpu_inside")
+    names = ("transport", "schedule", "tuner", "record", "tcp_connections", "gpu_layout", "gpu_inside")
     return {row.env: row.show(getattr(settings, row.name)) for row in config.settings() if row.name in names}
 
 
@@ -139,7 +139,9 @@ class World:
                 list(job.devices[job.me]), must_be_alike(self.settings),
             )  # fmt: skip
             jobs.publish(store, "peer", job.me, dataclasses.asdict(mine))
-            self.peers = [Peer(**row) for row in jobs.collect(store, "peer", job.processes, timeout)]
+            rows = jobs.collect(store, "peer", job.processes, timeout)
+            self._check_versions([str(row.get("version")) for row in rows])
+            self.peers = [Peer(**row) for row in rows]
             self._check_peers(mine)
             self._join_shm(store, timeout)
             self._join_tcp(listener, secret, timeout)
@@ -192,13 +194,17 @@ class World:
             self.native.lib.jc_set_define(self.handle, set_key, ids, len(devices), known, len(programs), chosen)
         )
 
-    def _check_peers(self, mine: Peer) -> None:
-        for p, peer in enumerate(self.peers):
-            if peer.version != mine.version:
+    def _check_versions(self, versions: Sequence[str]) -> None:
+        """Before anything else of the others is read: another version may tell other things of itself."""
+        for p, version in enumerate(versions):
+            if version != __version__:
                 raise UsageError(
-                    f"process {p} runs jaxcoll {peer.version}, process {self.job.me} runs {mine.version}; "
+                    f"process {p} runs jaxcoll {version}, process {self.job.me} runs {__version__}; "
                     "install one version everywhere"
                 )
+
+    def _check_peers(self, mine: Peer) -> None:
+        for p, peer in enumerate(self.peers):
             for variable, value in mine.alike.items():
                 if peer.alike[variable] != value:
                     raise UsageError(
@@ -334,6 +340,16 @@ def keeps_memory(setting: str, local_devices: int, environ: Mapping[str, str]) -
     return setting == "on" or (setting == "auto" and local_devices == 1 and not users)
 
 
+def _start_logging(level: str) -> None:
+    """Sets what is logged; a program that has set it, or says where logs go, has the last word."""
+    if log.level == logging.NOTSET:
+        log.setLevel(level)
+    if not log.hasHandlers() and log.level < logging.WARNING:  # Python's last resort shows warnings and worse only
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("jaxcoll: %(message)s"))
+        log.addHandler(handler)
+
+
 _lock = threading.Lock()
 _world: World | None = None
 
@@ -353,8 +369,7 @@ def get() -> World:
     refuse_forked()
     with _lock:
         if _world is None:
-            if log.level == logging.NOTSET:  # a program that has set it has the last word
-                log.setLevel(config.current().log.upper())
+            _start_logging(config.current().log.upper())
             world = World(load(), jobs.current(), config.current())
             try:
                 world.start()

@@ -134,7 +134,7 @@ def make(name: str = "jaxcoll", **params: Any) -> Policy:
     own = {k: params.pop(k) for k in ("seed", "free", *(("every",) if name == SHUFFLE else ())) if k in params}
     for key, least in (("seed", 0), ("every", 1)):
         value = own.get(key, least)
-        if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < least:
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
             raise UsageError(f"policy {name!r}: {key} is {value!r}; it must be a whole number of at least {least}")
     groups: dict[str, dict[str, Any]] = {"react": {}, "choice": {}}
     fields = {"react": ReactParams, "choice": ChoiceParams}

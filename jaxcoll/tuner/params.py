@@ -103,7 +103,7 @@ def _check(params: ReactParams | ChoiceParams, least: Mapping[str, int]) -> None
         value, whole = getattr(params, field.name), field.type == "int"
         kind, low = (numbers.Integral, 1) if whole else (numbers.Real, 0)
         low = least.get(field.name, low)
-        fits = isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)
+        fits = not isinstance(value, bool) and isinstance(value, kind) and math.isfinite(value)
         if not fits or value < low:
             what = f"a {'whole ' if whole else ''}number of at least {low}"
             raise UsageError(f"the tuner's parameter {field.name} is {value!r}; it must be {what}")

@@ -17,6 +17,7 @@ from needs import need
 from jaxcoll.runtime import control
 from jaxcoll.runtime.job import MemoryStore
 from jaxcoll.runtime.swap import CANCEL, COMMIT, points_behind, settle, verdict_key
+from jaxcoll.runtime.worker import Worker
 
 
 def test_frames_hold_message_and_payload():
@@ -162,6 +163,30 @@ def test_a_store_that_is_away_for_a_while_ends_nothing(caplog: pytest.LogCapture
     assert len(caplog.records) == 1
     store.away = False
     exchange(leader, worker, 2)
+
+
+def test_a_store_that_is_gone_for_good_ends_the_worker_with_one_word(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(control, "AWAY_S", 0.2)
+    store, stopped = Shaky(), list[str]()
+
+    class Part:
+        def __getattr__(self, name: str) -> Any:
+            return lambda *_: stopped.append(name)
+
+    one = Worker.__new__(Worker)
+    one._channel, one.swaps, one._drain, one._stopping = control.KvWorker(store, 1), Part(), Part(), threading.Event()  # type: ignore[assignment]
+    one._over, one._said_at, one._looked = False, None, time.monotonic() + 60
+    store.away = True
+    with caplog.at_level(logging.WARNING, "jaxcoll"):
+        one._run()
+        assert not one._channel.push({"do": "records"})
+    assert one.over
+    assert "stop" in stopped
+    away, over = (record.getMessage() for record in caplog.records)
+    assert "trying again" in away
+    assert "the tuner has stopped here: the job's store has been away" in over
 
 
 def test_where_no_socket_can_be_opened_all_use_the_store(

@@ -327,7 +327,7 @@ def test_pmap_in_two_programs_at_once() -> None:
 
 @pytest.mark.parametrize("routed", [False, True])
 def test_meshes_of_one_shape_are_told_apart(routed: bool) -> None:
-    """A function under one jax.set_mesh and then under another one, of other devices or of the same in another order."""
+    """A function under one jax.set_mesh and then another: of other devices, or of the same in another order."""
     devices = np.array(jax.devices())
     module = lax if routed else jaxcoll
     cycle = [(i, (i + 1) % 4) for i in range(4)]
@@ -369,3 +369,20 @@ def test_mesh_from_the_context() -> None:
     f = jax.jit(lambda x: jax.shard_map(lambda t: jaxcoll.psum(t, "b"), in_specs=P(("a", "b")), out_specs=P("a"))(x))
     with jax.set_mesh(mesh):
         np.testing.assert_array_equal(f(x), [6, 22])
+
+
+@pytest.mark.parametrize("source", [2, -1])
+def test_broadcast_of_what_is_the_same_everywhere(source: int) -> None:
+    mesh = cases.mesh_of(a=4)
+    f = jax.shard_map(
+        lambda w, t: (
+            jax.grad(lambda v: (jaxcoll.pbroadcast(v, "a", source) * t).sum())(w),
+            jaxcoll.pbroadcast(w, (), 0),
+        ),
+        mesh=mesh,
+        in_specs=(P(), P("a")),
+        out_specs=(P(), P()),
+    )
+    gradient, same = jax.jit(f)(jnp.asarray(3.0), jnp.arange(1.0, 9.0))
+    assert float(gradient) == 36.0
+    assert float(same) == 3.0
