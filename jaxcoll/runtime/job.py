@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import os
 import socket
 import threading
@@ -12,8 +13,10 @@ from typing import Any, Protocol
 
 import jax
 
-from jaxcoll import compat
+from jaxcoll import compat, config
 from jaxcoll.errors import CollectiveError, UsageError
+
+log = logging.getLogger("jaxcoll")
 
 
 class Store(Protocol):
@@ -37,10 +40,10 @@ class Store(Protocol):
 
 
 class CoordinationStore:
-    """The coordination service of `jax.distributed`."""
+    """The coordination service of `jax.distributed`. What is waited for longer than `warn_after` seconds is logged."""
 
-    def __init__(self, client: Any):
-        self._client = client
+    def __init__(self, client: Any, warn_after: float = 20.0):
+        self._client, self._warn_after = client, warn_after
 
     def set(self, key: str, value: str) -> None:
         """Sets a key, also one that is there."""
@@ -48,13 +51,29 @@ class CoordinationStore:
 
     def get(self, key: str, timeout: float) -> str:
         """The value of a key, once it is there. Raises CollectiveError after `timeout` seconds."""
+        last = key.rpartition("/")[2]
+        who = f"process {last}" if last.isdecimal() else "process 0"
+        missing = f"{who} has not reached its first jaxcoll collective, nor jaxcoll.init(), or is gone"
+        early = min(self._warn_after, timeout)
+        value = self._text(key, early)
+        if value is None and early < timeout:
+            log.warning("waiting for %r since %.0f s, for %.0f at most: %s", key, early, timeout, missing)
+            value = self._text(key, timeout - early)
+        if value is None:
+            raise CollectiveError(
+                f"nothing came under {key!r} in jax.distributed's store within {timeout:.0f} s: {missing}"
+            )
+        return value
+
+    def _text(self, key: str, timeout: float) -> str | None:
+        """None if it isn't there in time; CollectiveError if the store can't be asked."""
         try:
             return self._client.blocking_key_value_get(f"jaxcoll/{key}", max(1, int(timeout * 1000)))
         except Exception as error:
-            raise CollectiveError(
-                f"nothing came under {key!r} in jax.distributed's store within {timeout:.0f} s: another process has "
-                f"not reached its first jaxcoll collective, or is gone ({str(error).splitlines()[0]})"
-            ) from error
+            if "DEADLINE_EXCEEDED" in str(error):
+                return None
+            why = str(error).splitlines()[0]
+            raise CollectiveError(f"jax.distributed's store can't be asked for {key!r}: {why}") from error
 
     def set_once(self, key: str, value: str) -> bool:
         """Sets a key unless it is there. Returns whether it did."""
@@ -167,7 +186,7 @@ def current() -> Job:
             f"this job has {processes} processes but jax.distributed is not initialised: "
             "call jax.distributed.initialize() before anything else that uses JAX"
         )
-    store = CoordinationStore(client) if client is not None else None
+    store = CoordinationStore(client, config.current().warn_after) if client is not None else None
     return Job(processes, jax.process_index(), tuple(tuple(d) for d in mine), store, coordinator)
 
 

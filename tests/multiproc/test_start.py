@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import ClassVar
 
 import pytest
 
 from jaxcoll import config
-from jaxcoll.errors import UsageError
+from jaxcoll.errors import CollectiveError, UsageError
 from jaxcoll.runtime import job, world
 
 _START = """
@@ -121,3 +122,26 @@ def test_hosts_are_numbered_in_the_order_of_the_processes_without_gaps(transport
     joined.peers = [world.Peer("", host, 0, "", 0, list(d), {}) for host, d in zip(hosts, devices, strict=True)]
     assert joined.hosts_of(range(7)) == numbers
     assert joined.hosts_of([6, 3]) == numbers[6:2:-3]
+
+
+def test_a_process_that_is_waited_for_is_named_in_good_time(caplog: pytest.LogCaptureFixture) -> None:
+    class Client:
+        waits: ClassVar[list[int]] = []
+
+        def blocking_key_value_get(self, key: str, milliseconds: int) -> str:
+            self.waits.append(milliseconds)
+            if key == "jaxcoll/gone":
+                raise RuntimeError("UNAVAILABLE: failed to connect")
+            if len(self.waits) < 3:
+                raise RuntimeError("DEADLINE_EXCEEDED: GetKeyValue() timed out")
+            return "here"
+
+    store = job.CoordinationStore(Client(), warn_after=2.0)
+    with caplog.at_level("WARNING", "jaxcoll"), pytest.raises(CollectiveError, match="within 9 s: process 3 has not"):
+        store.get("peer/3", 9.0)
+    assert Client.waits == [2000, 7000]
+    (warning,) = (record.getMessage() for record in caplog.records)
+    assert "waiting for 'peer/3' since 2 s, for 9 at most: process 3 has not reached" in warning
+    assert store.get("peer/3", 9.0) == "here"
+    with pytest.raises(CollectiveError, match="can't be asked for 'gone': UNAVAILABLE"):
+        store.get("gone", 9.0)
