@@ -125,6 +125,40 @@ def test_trace_shows_waiting_and_transfer_one_after_the_other() -> None:
     ]
 
 
+def slices_of(trace: dict) -> dict[tuple[int, int], list[tuple[float, float]]]:
+    """(begin, end) of a trace's slices, microseconds, by process and thread."""
+    found: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for event in trace["traceEvents"]:
+        if event["ph"] == "X":
+            found.setdefault((event["pid"], event["tid"]), []).append((event["ts"], event["ts"] + event["dur"]))
+    return found
+
+
+def test_a_trace_has_no_slices_that_cross() -> None:
+    # Two peers at once, one of them twice: a step's lanes still come when the next step has begun.
+    rows = [make(src=s, dst=0, start_ns=t, wait_ns=1000, transfer_ns=4000) for s, t in ((1, 0), (2, 2000), (1, 4000))]
+    rows += [make(src=1, dst=0, start_ns=5000), make(src=0, dst=1, side=SENDER | telemetry.UNSPLIT)]
+    trace = telemetry.chrome_trace(telemetry.from_records(rows[::-1]))
+    for slices in slices_of(trace).values():
+        in_order = sorted(slices)
+        assert all(end <= begin for (_, end), (begin, _) in zip(in_order, in_order[1:]))
+    names = [event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "thread_name"]
+    assert names == ["graph 0, receive from 1", "graph 0, receive from 1, lane 2", "graph 0, receive from 2",
+                     "graph 0, send to 1"]  # fmt: skip
+
+
+def test_a_trace_tells_communicators_apart() -> None:
+    trace = telemetry.chrome_trace(telemetry.from_records([make(comm=c, src=1, dst=2) for c in (7, 9)]))
+    assert len(slices_of(trace)) == 2
+    events = {event["name"]: event for event in trace["traceEvents"] if event["pid"] == 5}
+    assert events["process_name"]["args"] == {"name": "comm 0x9, rank 2"}
+    assert events["1->2"]["args"]["comm"] == "0x9"
+
+
+def test_a_trace_of_nothing_is_empty() -> None:
+    assert telemetry.chrome_trace(telemetry.empty_records())["traceEvents"] == []
+
+
 def test_prometheus_text() -> None:
     rows = [make(src=0, dst=1, bytes=2000, start_ns=0), make(src=1, dst=0, bytes=1000, start_ns=0)]
     text = telemetry.prometheus(telemetry.from_records(rows), 2, telemetry.Counts(pushed=2), collective="AllReduce")
