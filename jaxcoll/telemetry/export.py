@@ -13,6 +13,11 @@ from jaxcoll.telemetry.matrix import measurement_matrix
 from jaxcoll.telemetry.record import FIELD_NAMES, RECEIVER, SENDER, Record, Records, to_record
 from jaxcoll.telemetry.store import Counts, Epoch, group_epochs
 
+_BYTES_TEXT = (
+    "Bytes that rank sent to peer in an execution: mean over those recorded, maybe a sample of those that ran."
+)
+_TIME_TEXT = "Median time of a recorded execution, microseconds, without the waiting for late ranks."
+
 
 def write_jsonl(out: TextIO, records: Records) -> None:
     """One JSON object a line, `{"type": "record", ...}` with the fields of `Record`."""
@@ -118,17 +123,18 @@ def _pair_metrics(lines: list[str], records: Records, nranks: int, key: str) -> 
     waits: list[tuple[str, float]] = []
     volume: list[tuple[str, float]] = []
     for comm in np.unique(records["comm"]).tolist():
-        matrix = measurement_matrix(records[records["comm"] == comm], nranks)
+        rows = records[records["comm"] == comm]
+        matrix, executions = measurement_matrix(rows, nranks), len(group_epochs(rows))
         where = {"set": key, "comm": f"{comm:#x}"}
         for a, b in np.argwhere(matrix.count).tolist():
             sent, received = _labels(**where, rank=a, peer=b), _labels(**where, rank=b, peer=a)
             if not np.isnan(matrix.throughput[a, b]):
                 speeds.append((sent, matrix.throughput[a, b] / 1e9))
             waits.append((received, matrix.wait_ns[a, b] / 1e3))
-            volume.append((sent, float(matrix.bytes[a, b])))
+            volume.append((sent, float(matrix.bytes[a, b]) / executions))
     _metric(lines, "nccl_p2p_bus_bandwidth_gbs", "gauge", "Median throughput of a pair of ranks, GB/s.", speeds)
     _metric(lines, "jaxcoll_wait_us", "gauge", "Median time that rank waited for peer, microseconds.", waits)
-    _metric(lines, "jaxcoll_edge_bytes_total", "counter", "Bytes that rank sent to peer.", volume)
+    _metric(lines, "jaxcoll_edge_bytes", "gauge", _BYTES_TEXT, volume)
 
 
 def _collective_metrics(lines: list[str], records: Records, nranks: int, collective: str, key: str) -> None:
@@ -143,8 +149,8 @@ def _collective_metrics(lines: list[str], records: Records, nranks: int, collect
         received = float(np.median([int(epoch.receiver["bytes"].sum()) for epoch in epochs])) / max(1, nranks)
         times.append((labels, seconds * 1e6))
         speeds.append((labels, received / seconds / 1e9 if seconds else 0.0))
-    _metric(lines, "nccl_collective_exec_time_microseconds", "gauge", "Median time of an execution.", times)
-    _metric(lines, "nccl_bus_bandwidth_gbs", "gauge", "Bytes that a rank received, by time, GB/s.", speeds)
+    _metric(lines, "nccl_collective_exec_time_microseconds", "gauge", _TIME_TEXT, times)
+    _metric(lines, "nccl_bus_bandwidth_gbs", "gauge", "Bytes that a rank received, by that time, GB/s.", speeds)
 
 
 def _labels(**labels: object) -> str:
