@@ -54,6 +54,20 @@ def test_it_shows_times_matrix_findings_and_reasons(
         top.main(["--once"])
 
 
+def test_names_are_whole_on_a_narrow_terminal():
+    need(importlib.util.find_spec("rich") is not None, "rich", "RICH")
+    from rich.console import Console
+
+    names = {"key": "all_reduce up to 64M over 64 ranks (0123abcd.89ef4567)", "program": "recursive_doubling #2"}
+    numbers = {"version": 12, "epochs": 123456, "median_ms": 123.45, "p95_ms": 234.5, "swaps": 3, "reverts": 1}
+    console = Console(width=80)
+    with console.capture() as shown:
+        console.print(top.sets_table([names | numbers]))
+    rows = [line.split("│") for line in shown.get().splitlines() if line.startswith("│")]
+    for column, name in enumerate(names.values(), 1):
+        assert "".join(row[column] for row in rows).replace(" ", "") == name.replace(" ", "")
+
+
 def test_it_ends_with_the_job_that_is_killed(capsys: pytest.CaptureFixture[str]):
     need(importlib.util.find_spec("rich") is not None, "rich", "RICH")
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as job:
