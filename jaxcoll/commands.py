@@ -103,8 +103,9 @@ def explain_main(argv: Sequence[str]) -> int:
     if args.devices < 1:
         raise UsageError(f"--devices={args.devices} must be 1 or more.")
     import jaxcoll
-    from jaxcoll import launch
+    from jaxcoll import config, launch
 
-    launch.initialize(devices=args.devices)
-    print(jaxcoll.explain(args.operation, args.size))
+    with config.override(tuner="off", run_log=""):  # nothing runs here that could be tuned
+        launch.initialize(devices=args.devices)
+        print(jaxcoll.explain(args.operation, args.size))
     return 0

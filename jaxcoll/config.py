@@ -235,7 +235,7 @@ class Config:
         "",
         _text("a path"),
         "File in which the tuner's leader (process 0) keeps records, decisions and swaps, for `jaxcoll report` and "
-        "`jaxcoll replay`.",
+        "`jaxcoll replay`. An earlier run's file is kept: it is renamed, with .1, .2 and so on at its end.",
     )
     log: str = _setting("warning", _choice("error", "warning", "info", "debug"), "What is logged on stderr.")
     library: str = _setting(
@@ -255,6 +255,10 @@ class Setting:
     accepts: str
     help: str
     show: Callable[[Any], str]
+
+
+UNTUNED = {PREFIX + "TUNER": "off", PREFIX + "RUN_LOG": ""}
+"""For the processes of commands that only measure or check: what the environment says is meant for programs."""
 
 
 def settings() -> tuple[Setting, ...]:

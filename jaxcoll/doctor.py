@@ -200,7 +200,8 @@ def check_collectives() -> Iterator[Finding]:
         ("two processes, tcp", 2, 1, "tcp", f"JAXCOLL_TRANSPORT=tcp {two}"),
     )
     for label, nprocs, devices, transport, command in layouts:
-        env = device_env(devices, {"JAXCOLL_TRANSPORT": transport} if transport else {})
+        asked = {"JAXCOLL_TRANSPORT": transport} if transport else {}
+        env = device_env(devices, {**config.UNTUNED, **asked})
         try:
             result = run([sys.executable, "-c", _PROBE], nprocs, devices=devices, env=env, timeout=120.0)
         except TimeoutError as error:

@@ -36,7 +36,7 @@ def sets_table(sets: Sequence[Mapping[str, Any]]) -> Any:
     """One row a set: its schedule, times and swaps."""
     table = _rich("table").Table(expand=True)
     for name in ("collective", "schedule", "version"):
-        table.add_column(name)
+        table.add_column(name, overflow="fold")  # a name's end is what tells it from others
     for name in ("epochs", "median ms", "p95 ms", "swaps", "reverts"):
         table.add_column(name, justify="right")
     for s in sets:

@@ -22,7 +22,8 @@ _ABOUT = """usage: jaxcoll bench [flags]
 
 Times collectives as whole calls of a jitted program, and prints nccl-tests' table. Time is the median over the calls;
 a call's time is the average over the processes. Every implementation is timed in turn, block by block, in one run, so
-that their ratio means something. Exits with 1 when a value is wrong or an implementation fails.
+that their ratio means something. Exits with 1 when a value is wrong or an implementation fails. JAXCOLL_TUNER and
+JAXCOLL_RUN_LOG of the environment count for nothing here: --peers=JAXCOLL_TUNER=on times the tuned program.
 
   jaxcoll bench --ranks 8 --peers lax                                psum, one process a rank, 4K to 64M
   jaxcoll bench --collective all_gather --sizes 160M --peers lax,mpi  20 MiB a rank (a size is the whole collective's)

@@ -180,7 +180,8 @@ def timing(case: Case, seconds: Sequence[Sequence[float]]) -> Timing:
 
 
 def _pattern(rank: int, dtype: np.dtype[Any]) -> Array:
-    # Small whole numbers: their sums are exact in every dtype, so results are compared exactly.
+    # Small whole numbers: their sums are exact in what they are added in, and rounded (or wrapped) once for the dtype,
+    # so that results are compared exactly.
     values = np.random.default_rng(rank).integers(-2, 3, PERIOD)
     if dtype.kind == "b":
         return values > 0
@@ -204,6 +205,8 @@ def _reduced(case: Case) -> Array:
         return patterns.max(axis=0) if case.collective == "pmax" else patterns.min(axis=0)
     wide = np.complex128 if dtype.kind == "c" else np.int64 if dtype.kind in "biu" else np.float64
     total = patterns.astype(wide).sum(axis=0)
+    if dtype.kind != "b":  # bools are counted in a wider dtype
+        total = total.astype(dtype).astype(wide)
     return total / case.ranks if case.collective == "pmean" else total
 
 
@@ -223,7 +226,7 @@ def _expected(case: Case, rank: int) -> list[tuple[Array, int]]:
 
 
 def make_expected(case: Case, rank: int) -> Array:
-    """What `rank` must hold after the case, 1-D, exact (wider than the dtype where that is needed)."""
+    """What `rank` must hold after the case, 1-D: the exact values as the dtype has them, in a wider one."""
     return np.concatenate([_at(pattern, start, case.count) for pattern, start in _expected(case, rank)])
 
 

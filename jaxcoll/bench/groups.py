@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jaxcoll import config
 from jaxcoll.bench.control import Channel, Listener, Message
 from jaxcoll.bench.definitions import Case, timing
 from jaxcoll.bench.table import Row
@@ -144,6 +145,17 @@ def start_mpi(resources: contextlib.ExitStack, ranks: int) -> Group:
     return _start(resources, command, 1, ranks, _MPI_ENV)
 
 
+def environment(impl: str, env: Mapping[str, str]) -> dict[str, str]:
+    """Variables of an implementation's processes, `env` among them.
+
+    They tune, and keep a run log, only where the implementation is "JAXCOLL_TUNER=value".
+    """
+    name, equals, value = impl.partition("=")
+    asked = {name: value} if equals else {}
+    untuned = {} if config.PREFIX + "TUNER" in asked else config.UNTUNED
+    return {**untuned, **env, **asked}
+
+
 class Bench:
     """The groups of one (ranks, layout), as a context manager; `measure` times one case on every implementation.
 
@@ -161,9 +173,7 @@ class Bench:
                 if impl == "mpi":
                     self._groups[impl] = start_mpi(self._resources, ranks)
                 else:
-                    name, equals, value = impl.partition("=")
-                    changed = {**env, name: value} if equals else env
-                    self._groups[impl] = start_jax(self._resources, ranks, layout, changed)
+                    self._groups[impl] = start_jax(self._resources, ranks, layout, environment(impl, env))
         except BaseException:
             self._resources.close()
             raise

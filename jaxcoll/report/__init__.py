@@ -76,6 +76,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--prometheus", type=Path, help="also write the run's metrics as Prometheus text")
     parser.add_argument("--records", type=Path, help="also write the edges' records as JSON lines")
     args = parser.parse_args(argv)
+    if args.run.is_dir():
+        raise UsageError(f"{args.run} is a folder; name the run log, the file that JAXCOLL_RUN_LOG named")
     target = args.output or args.run.with_suffix(".html")
     write(args.run, target, args.title)
     print(target)

@@ -14,7 +14,12 @@ from jaxcoll.version import __version__
 
 RED, PALE = "#d00000", "#f2a0a0"
 _EDGES = 600  # a pattern with more edges is not drawn: nobody could read it
-_WHEN = {"before": "Just before the first swap", "after": "At the end, under the last table"}
+_WHEN = {
+    "before": "Just before the first swap",
+    "after": "At the end, under the last table",
+    "untouched": "At the end; no swap was made",
+}
+_WINDOW = {"before": "before the first swap", "after": "under the last table", "untouched": "no swap was made"}
 _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;color:#222;background:#fff;max-width:1000px;margin:2em auto;padding:0 1em}
 h1{font-size:1.6em}
@@ -44,12 +49,14 @@ def page(runs: Sequence[SetRun], title: str) -> str:
 def _overview(runs: Sequence[SetRun]) -> str:
     rows: list[str] = []
     for i, run in enumerate(runs):
-        before, after = _median_ms(run.trigger()), _median_ms(run.after())
+        before = _median_ms(run.trigger()) if run.swaps else None
+        after = _median_ms(run.after() if run.swaps else run.before())
         change = f"{after / before:.2f}x" if before and after else ""
-        cells = [_ms(before), _ms(after), change, str(len(run.swaps))]
+        cells = [_ms(before), _ms(after), change, str(len(run.swaps) - run.reverts), str(run.reverts)]
         numbers = "".join(f'<td class="n">{cell}</td>' for cell in cells)
         rows.append(f'<tr><td><a href="#set{i}">{escape(run.spec.key)}</a></td>{numbers}</tr>')
-    head = "".join(f'<th class="n">{name}</th>' for name in ("at the first swap", "at the end", "ratio", "swaps"))
+    names = ("at the first swap", "at the end", "ratio", "swaps", "reverts")
+    head = "".join(f'<th class="n">{name}</th>' for name in names)
     return f"<table><tr><th>collective</th>{head}</tr>{''.join(rows)}</table>"
 
 
@@ -82,28 +89,40 @@ def _set(run: SetRun, number: int) -> str:
 def _says(run: SetRun) -> str:
     failed = len(run.made) - len(run.swaps)
     more = f", {failed} that couldn't be brought into force" if failed else ""
+    moves = f"{_counted(len(run.swaps) - run.reverts, 'swap')} and {_counted(run.reverts, 'revert')}"
     stall = max((m.stall_s for m in run.swaps), default=0.0)
     held = f" The longest stall by a swap was {stall * 1e3:.3f} ms." if run.swaps else ""
     return (
-        f"<p>Policy {escape(run.policy)}: {len(run.swaps)} swaps in {len(run.points)} epochs{more}. "
+        f"<p>Policy {escape(run.policy)}: {moves} in {len(run.points)} epochs{more}. "
         f"{run.spec.nranks} ranks, {run.spec.nbytes} bytes a block.{held}</p>"
     )
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _figure(svg: str, caption: str) -> str:
     return f"<figure>{svg}<figcaption>{escape(caption)}</figcaption></figure>"
 
 
+def _named(run: SetRun, before: list[Point]) -> list[tuple[str, list[Point]]]:
+    """What a figure has to show, each part with its name in `_WHEN`; `before`: epochs before the first swap."""
+    if not run.swaps:
+        return [("untouched", before)]
+    return [(name, points) for name, points in (("before", before), ("after", run.after())) if points]
+
+
 def _distribution(run: SetRun) -> str:
-    named = [("before", run.before()), ("after", run.after())]
-    lines = [cdf_line(name, np.array([p.seconds for p in points]) * 1e3) for name, points in named if points]
+    named = _named(run, run.before())
+    lines = [cdf_line(name, np.array([p.seconds for p in points]) * 1e3) for name, points in named]
     chart = line_chart(lines, title="Distribution", xlabel="collective, ms", ylabel="share of epochs", width=560)
-    words = "before the first swap and under the last table" if run.after() else "no swap was made"
+    words = " and ".join(_WINDOW[name] for name, _ in named)
     return _figure(chart, f"Distribution of the collective's time: {words}.")
 
 
 def _maps(run: SetRun) -> str:
-    shown = [(name, points) for name, points in (("before", run.trigger()), ("after", run.after())) if points]
+    shown = _named(run, run.trigger())
     matrices = [run.throughput(points) / 1e6 for _, points in shown]
     seen = np.concatenate([m[~np.isnan(m)] for m in matrices])
     top = float(np.percentile(seen, 95)) if len(seen) else 1.0
@@ -116,9 +135,7 @@ def _maps(run: SetRun) -> str:
 
 def _patterns(run: SetRun, number: int) -> str:
     figures: list[str] = []
-    for name, points in (("before", run.trigger()), ("after", run.after())):
-        if not points:
-            continue
+    for name, points in _named(run, run.trigger()):
         config = points[-1].config
         program = run.spec.by_id[config.program]
         if len(program.schedule.edges) > _EDGES:

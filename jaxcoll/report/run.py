@@ -64,8 +64,13 @@ class SetRun:
 
     @property
     def swaps(self) -> list[Made]:
-        """What came into force."""
+        """What came into force, reverts included."""
         return [m for m in self.made if m.committed]
+
+    @property
+    def reverts(self) -> int:
+        """How many of the swaps only took an earlier one back."""
+        return sum(m.decision.action == "revert" for m in self.swaps)
 
     def before(self) -> list[Point]:
         """The last epochs before the first swap (all, without one)."""
@@ -73,7 +78,7 @@ class SetRun:
         return [p for p in self.points if first is None or p.config.table.version < first][-WINDOW:]
 
     def trigger(self) -> list[Point]:
-        """The few epochs just before the first swap: what it was an answer to."""
+        """The few epochs just before the first swap: what it was an answer to. The last ones, without one."""
         return self.before()[-_TRIGGER:]
 
     def after(self) -> list[Point]:

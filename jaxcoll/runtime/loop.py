@@ -15,8 +15,7 @@ from jaxcoll.runtime.leader import Leader
 from jaxcoll.runtime.sets import Sets
 from jaxcoll.runtime.worker import Worker, local_counts
 from jaxcoll.runtime.world import World
-from jaxcoll.steering import policy
-from jaxcoll.steering.runlog import RunLog
+from jaxcoll.steering import policy, runlog
 
 log = logging.getLogger("jaxcoll")
 
@@ -37,7 +36,7 @@ class Loop:
         if not settings.record:
             raise UsageError("the tuner needs records: unset JAXCOLL_RECORD")
         if job.me == 0:
-            RunLog(settings.run_log).close()  # a path that can't be written is refused here, not in the brain
+            runlog.check(settings.run_log)  # a path that can't be written is refused here, not in the brain
         store = job.store or MemoryStore()
         interface = settings.control_ifname or settings.socket_ifname
         setting = "JAXCOLL_CONTROL_IFNAME" if settings.control_ifname else "JAXCOLL_SOCKET_IFNAME"

@@ -17,6 +17,8 @@ from jaxcoll.telemetry import RECEIVER, SENDER, Records, concatenate, empty_reco
 
 Floats = npt.NDArray[np.float64]
 
+_KNOWN = 64  # results of epochs without chance that are kept
+
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
@@ -130,10 +132,10 @@ class World:
         keys = [
             (id(job.plan), id(job.network)) if still else (i, -1) for i, (job, still) in enumerate(zip(jobs, fixed))
         ]
+        if len(self._known) > _KNOWN:
+            self._known.clear()
         todo = {key: job for key, job in zip(keys, jobs) if key not in self._known}
         results = dict(zip(todo, simulate(list(todo.values())), strict=True))
-        if len(self._known) > 64:
-            self._known.clear()
         for key, still in zip(keys, fixed):
             if still and key in results:
                 # The job stays beside its result: while it lives, no other plan or network can bear its ids.

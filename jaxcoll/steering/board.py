@@ -11,11 +11,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+_RUNTIMES = Path("/run/user")  # a user's runtime folder, where a login makes one, is there under the user's number
+
 
 def folder() -> Path:
-    """The folder; it may not exist yet."""
+    """The folder to pin in; it may not exist yet."""
+    return _folders()[0]
+
+
+def _folders() -> list[Path]:
+    """Where jobs may have pinned, this process's own folder first: a job that cron or ssh starts knows no runtime
+    folder, a login's shell has one."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
-    return Path(runtime) / "jaxcoll" if runtime else Path(tempfile.gettempdir()) / f"jaxcoll-{os.getuid()}"
+    own = [Path(runtime) / "jaxcoll"] if runtime else []
+    shared = Path(tempfile.gettempdir()) / f"jaxcoll-{os.getuid()}"
+    return list(dict.fromkeys([*own, shared, _RUNTIMES / str(os.getuid()) / "jaxcoll"]))
 
 
 def _own(path: Path) -> bool:
@@ -52,34 +62,45 @@ class Board:
                 self.path.unlink()
 
 
-def _lives(pid: int) -> bool:
+def _started(pid: int) -> int | None:
+    """When a process started, in the kernel's ticks since boot; None if it doesn't live."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] not in "ZX"  # one that is dead may wait for its parent to look
+        return None
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] in "ZX" else int(fields[19])  # one that is dead may wait for its parent to look
+
+
+def _pinned(place: Path) -> list[Path]:
+    """The status files in a folder; none where it isn't ours alone."""
+    try:
+        return list(place.glob("*.json")) if _own(place) else []
+    except OSError:
+        return []
 
 
 def running() -> dict[int, Path]:
-    """The status files of living processes, newest first; those that a kill has left behind are removed."""
-    found: dict[int, Path] = {}
-    with contextlib.suppress(OSError):
-        if not _own(folder()):
-            return {}
-        for path in sorted(folder().glob("*.json"), key=lambda p: -p.stat().st_mtime):
-            with contextlib.suppress(ValueError):
-                pid = int(path.stem)
-                if _lives(pid):
-                    found[pid] = path
-                else:
-                    path.unlink(missing_ok=True)
-    return found
+    """The status files of living processes, that of the one started last first.
+
+    Those that a kill has left behind are removed.
+    """
+    found: dict[int, tuple[int, Path]] = {}
+    for path in (path for place in _folders() for path in _pinned(place)):
+        with contextlib.suppress(OSError, ValueError):
+            pid = int(path.stem)
+            started = _started(pid)
+            if started is None:
+                path.unlink(missing_ok=True)
+            else:
+                found.setdefault(pid, (started, path))
+    return {pid: path for pid, (_, path) in sorted(found.items(), key=lambda item: -item[1][0])}
 
 
 def read(path: Path) -> dict[str, Any] | None:
     """A status; None if it has gone, or if its process has, and a kill has left the file behind."""
     try:
-        if not _lives(int(path.stem)):
+        if _started(int(path.stem)) is None:
             return None
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -6,6 +6,7 @@ import base64
 import contextlib
 import json
 import logging
+import os
 import threading
 import time
 import zlib
@@ -23,14 +24,61 @@ FORMAT = 1
 T = TypeVar("T")
 
 
+def check(path: str) -> None:
+    """UsageError unless a run log can be begun at `path` ("" is none). What is there stays as it is."""
+    if not path:
+        return
+    try:
+        Path(path).open("a", encoding="utf-8").close()
+    except OSError as error:
+        raise UsageError(f"the run log {path} can't be written: {error.strerror}") from error
+    earlier = _earlier(path)
+    if earlier is not None and not os.access(earlier.parent, os.W_OK | os.X_OK):
+        raise UsageError(f"the run log {path} is that of an earlier run, and its folder lets it not be renamed: "
+                         "move it away, or set JAXCOLL_RUN_LOG to another file")  # fmt: skip
+
+
+def _earlier(path: str) -> Path | None:
+    """The file that would be lost if another one were begun there."""
+    file = Path(path).resolve()
+    return file if file.is_file() and file.stat().st_size else None
+
+
+def _claimed(file: Path) -> Path:
+    """An empty file beside `file`, with .1 or the first number that is free at its end."""
+    number = 1
+    while True:
+        try:
+            free = file.with_name(f"{file.name}.{number}")
+            free.open("x").close()
+            return free
+        except FileExistsError:
+            number += 1
+
+
+def _keep_earlier(path: str) -> None:
+    """Renames what an earlier run has left at `path`."""
+    earlier = _earlier(path)
+    if earlier is None:
+        return
+    kept = _claimed(earlier)
+    try:
+        earlier.replace(kept)
+    except OSError:
+        kept.unlink(missing_ok=True)
+        raise
+    log.info("the run log %s was that of an earlier run, which is %s now", path, kept)
+
+
 class RunLog:
-    """Writes a run; without a path it writes nothing."""
+    """Writes a run; without a path it writes nothing. An earlier run's log is kept, renamed."""
 
     def __init__(self, path: str = ""):
         self._lock = threading.Lock()
         self._out: TextIO | None = None
         if path:
             try:
+                _keep_earlier(path)
                 self._out = Path(path).open("w", encoding="utf-8")  # noqa: SIM115 (lives as long as the run; see close)
             except OSError as error:
                 raise UsageError(f"the run log {path} can't be written: {error.strerror}") from error

@@ -116,7 +116,7 @@ class Tuned:
         self._hosts = tuple(hosts)
         self._nbytes, size = int(announced["nbytes"]), int(announced["nbytes"]) * 2
         label = f"{size >> 20}M" if size >= 1 << 20 else f"{size >> 10}K"
-        short = f"{set_id[0] & 0xFFFF:04x}.{set_id[1] & 0xFFFF:04x}"
+        short = ".".join(f"{part & 0xFFFFFFFF:08x}" for part in set_id)  # the name is the only key of logs and files
         self.key = f"{self.kind} up to {label} over {len(self.devices)} ranks ({short})"
         self.expected = {p.id: sum(1 for e in p.schedule.edges if _carries(p.schedule, e)) for p in self._programs}
         self._sizes = Sizes()

@@ -13,7 +13,7 @@ from jaxcoll.errors import JaxcollError, UsageError
 from jaxcoll.testbed import access, bench_cli, layout, plan, ranks, scenarios, state, table
 from jaxcoll.testbed.flows import Flow
 from jaxcoll.testbed.net import Testbed
-from jaxcoll.testbed.options import from_one, make_layout, network_options
+from jaxcoll.testbed.options import connections, make_layout, network_options
 
 _ABOUT = """Hosts with slow links and real traffic on this machine: network namespaces, veth, htb.
 
@@ -44,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="run a program as ranks inside the hosts")
     network_options(run)
     run.add_argument("--p", type=int, default=0, help="background flows (0)")
-    run.add_argument("--connections", type=from_one, default=1, help="TCP connections of each background flow (1)")
+    run.add_argument("--connections", type=connections, default=1, help="TCP connections of each background flow (1)")
     run.add_argument("--victim", type=int, help="the host they go to (0, or past all hosts on racks and spines)")
     run.add_argument("--burst", help="ON:OFF seconds: flows come and go (all the time)")
     run.add_argument("--output", choices=("prefix", "first"), default="prefix", help="show all ranks, or rank 0 alone")

@@ -14,6 +14,7 @@ from pathlib import Path
 from jaxcoll.errors import JaxcollError, UsageError
 from jaxcoll.testbed import traffic
 
+MOST_CONNECTIONS = 256
 _FIRST_PORT = 20_000
 _START_SECONDS = 60.0
 
@@ -35,8 +36,8 @@ class Flow:
     def __post_init__(self) -> None:
         if self.src == self.dst:
             raise UsageError(f"A flow from {self.src} to itself crosses no link.")
-        if not 1 <= self.connections <= 256:
-            raise UsageError(f"A flow has 1 to 256 connections, not {self.connections}.")
+        if not 1 <= self.connections <= MOST_CONNECTIONS:
+            raise UsageError(f"A flow has 1 to {MOST_CONNECTIONS} connections, not {self.connections}.")
         if self.burst is not None and not (self.burst[0] > 0 and self.burst[1] >= 0):
             raise UsageError(f"A burst needs seconds on (above 0) and off (0 or more), not {self.burst}.")
 

@@ -7,7 +7,10 @@ import argparse
 from jaxcoll import config
 from jaxcoll.errors import UsageError
 from jaxcoll.testbed import layout
+from jaxcoll.testbed.flows import MOST_CONNECTIONS
 from jaxcoll.testbed.net import Direction
+
+_WIDTH = 4
 
 
 def rate(text: str) -> float:
@@ -44,6 +47,20 @@ def from_one(text: str) -> int:
     return int(text)
 
 
+def from_zero(text: str) -> int:
+    """A whole number of 0 or more."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of 0 or more")
+    return int(text)
+
+
+def connections(text: str) -> int:
+    """TCP connections of a background flow."""
+    if not text.isdecimal() or not 1 <= int(text) <= MOST_CONNECTIONS:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of 1 to {MOST_CONNECTIONS}")
+    return int(text)
+
+
 def network_options(parser: argparse.ArgumentParser) -> None:
     """Adds what `make_layout` reads."""
     add = parser.add_argument
@@ -52,20 +69,29 @@ def network_options(parser: argparse.ArgumentParser) -> None:
     add("--topology", choices=("star", "racks", "spines"), default="star", help="how they are wired (star)")
     add("--link", type=rate, default=200e6, help="rate of each host's link, both ways (200Mbit)")
     add("--spine", type=rate, help="rate of the link between racks (twice --link), or of a leaf to a spine (--link)")
-    add("--width", type=from_one, default=4, help="number of spines (4)")
+    add("--width", type=from_one, help=f"number of spines ({_WIDTH})")
     add("--fair", choices=("peer", "none"), default="peer", help="peer: equal shares a peer; none: connections compete")
     add("--congestion", default="cubic", help="TCP's congestion control in the data network (cubic)")
     add("--name", help="name of this testbed, part of its namespaces' names (made from the process id)")
 
 
+def width(args: argparse.Namespace) -> int:
+    """The number of spines. UsageError where one is given for a topology without."""
+    if args.width is not None and args.topology != "spines":
+        raise UsageError(f"--width is the number of spines: it needs --topology spines, not {args.topology}.")
+    return args.width or _WIDTH
+
+
 def make_layout(args: argparse.Namespace, outsiders: int) -> layout.Layout:
-    """The layout that the options ask for."""
-    fair = args.fair == "peer"
+    """The layout that the options ask for. UsageError for a link or a number that its topology doesn't have."""
+    fair, spines = args.fair == "peer", width(args)
+    if args.spine is not None and args.topology == "star":
+        raise UsageError("--spine is the rate of links that a star doesn't have: it needs --topology racks or spines.")
     if args.topology == "star":
         return layout.star(args.hosts, outsiders, args.link, fair=fair)
     if args.topology == "racks":
         return layout.racks(args.hosts, outsiders, args.link, args.spine, fair=fair)
-    return layout.spines(args.hosts, outsiders, args.link, args.spine, width=args.width, fair=fair)
+    return layout.spines(args.hosts, outsiders, args.link, args.spine, width=spines, fair=fair)
 
 
 def late(text: str) -> tuple[int, float]:

@@ -94,9 +94,14 @@ def _read(path: Path) -> tuple[int, list[str]]:
 def clean(kill: Sequence[str] = ()) -> list[str]:
     """Remove what dead testbeds have left: namespaces, links and the processes inside. Returns the namespaces removed.
 
-    kill: names of testbeds to remove also if their process still lives; it is killed.
+    kill: names of testbeds to remove also if their process still lives; it is killed. UsageError for one that isn't
+        there, before anything is removed.
     """
     with _exclusive():
+        known = sorted(path.stem for path in FOLDER.glob("*.json"))
+        if unknown := sorted(set(kill) - set(known)):
+            there = f"there are: {', '.join(known)}" if known else "there is none"
+            raise UsageError(f"No testbed {', '.join(map(repr, unknown))} is there to be ended; {there}.")
         return _clean(kill)
 
 

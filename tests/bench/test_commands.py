@@ -93,8 +93,11 @@ def test_help_lists_schedules(capsys: pytest.CaptureFixture[str]):
     assert text.count("for a name:") == 3
 
 
-def test_explain():
+def test_explain(tmp_path: Path):
+    log = tmp_path / "run.jsonl"
+    log.write_text("of a run")
     env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    env |= {"JAXCOLL_TUNER": "on", "JAXCOLL_RUN_LOG": str(log)}
     command = [sys.executable, "-m", "jaxcoll", "explain"]
     done = subprocess.run(
         [*command, "psum", "4M", "--devices=3"], env=env, capture_output=True, text=True, timeout=200, check=False
@@ -102,6 +105,7 @@ def test_explain():
     assert done.returncode == 0, done.stderr
     assert "psum of 4M over 3 ranks" in done.stdout
     assert "ring" in done.stdout
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["of a run"], "nothing has run that could be tuned"
     done = subprocess.run([*command, "psums", "4M"], env=env, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 2
     assert "unknown operation 'psums'" in done.stderr

@@ -7,6 +7,7 @@ import warnings
 import pytest
 
 from jaxcoll import cli, config
+from jaxcoll.bench import groups
 from jaxcoll.errors import UsageError
 from jaxcoll.schedule import Kind
 
@@ -132,6 +133,16 @@ def test_override_reads_text_as_a_variable_s():
 def test_a_size_beyond_all_machines_is_refused():
     with pytest.raises(ValueError, match="more bytes than"):
         config.parse_size("9" * 400)
+
+
+def test_only_what_is_asked_to_tune_is_tuned_by_the_benchmark():
+    def settings(impl: str) -> config.Config:
+        exported = {"JAXCOLL_TUNER": "swaps", "JAXCOLL_RUN_LOG": "run.jsonl"}
+        return config.load({**exported, **groups.environment(impl, {"JAXCOLL_TRANSPORT": "tcp"})})
+
+    for impl in ("jaxcoll", "JAXCOLL_RECORD=off"):
+        assert settings(impl) == config.Config(transport="tcp", record=impl == "jaxcoll")
+    assert settings("JAXCOLL_TUNER=on") == config.Config(transport="tcp", tuner="on", run_log="run.jsonl")
 
 
 def test_kinds_are_those_of_schedules():

@@ -68,6 +68,26 @@ def test_wrong_beyond_the_first_piece_is_counted():
     assert d.count_wrong(case, 0, result) == 1
 
 
+@pytest.mark.parametrize("collective", ["psum", "psum_scatter"])
+@pytest.mark.parametrize(("dtype", "ranks"), [("float8_e5m2", 8), ("float8_e4m3fn", 16), ("uint8", 128)])
+def test_a_sum_is_right_that_is_rounded_or_wrapped_once(dtype: str, ranks: int, collective: str):
+    case = d.Case(collective, ranks, 200, dtype)
+    exact = sum(d.make_input(case, rank).astype(np.int64) for rank in range(ranks))
+    right = exact[: case.count].astype(d.dtype_of(dtype))
+    assert np.any(right.astype(np.int64) != exact[: case.count])
+    assert d.count_wrong(case, 0, right) == 0
+    wrong = right.copy()
+    wrong[0] = 100
+    assert d.count_wrong(case, 0, wrong) == 1
+
+
+def test_bools_are_counted():
+    case = d.Case("psum", 9, 100, "bool")
+    counted = sum(d.make_input(case, rank).astype(np.int32) for rank in range(9))
+    assert counted.max() > 1
+    assert d.count_wrong(case, 0, counted) == 0
+
+
 @pytest.mark.parametrize("shift", [16, 1024, 4096, 1 << 16])
 def test_a_misplaced_block_is_seen(shift: int):
     case = d.Case("psum", 8, 1 << 18, "float32")

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from jaxcoll import cli, config, doctor
+from jaxcoll import cli, config, doctor, launch
 from jaxcoll.runtime import native
 
 
@@ -20,6 +22,7 @@ def test_one_fault_of_the_settings_is_told_once(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_wrong_library_is_blamed_on_its_variable(monkeypatch: pytest.MonkeyPatch):
+    config.current()  # kept: what the environment says from here on is not
     monkeypatch.setenv("JAXCOLL_LIBRARY", "/nowhere/none.so")
     native.load.cache_clear()
     try:
@@ -73,6 +76,18 @@ def test_a_failing_psum_is_reported_by_its_error(monkeypatch: pytest.MonkeyPatch
         same,
         f"JAXCOLL_TRANSPORT=tcp {same}",
     ]
+
+
+def test_what_it_runs_is_not_tuned(monkeypatch: pytest.MonkeyPatch):
+    seen: list[dict[str, str]] = []
+
+    def run(*_: Any, env: dict[str, str], **__: Any) -> launch.Result:
+        seen.append(env)
+        return launch.Result([0, 0], None)
+
+    monkeypatch.setattr(doctor, "run", run)
+    assert [finding.level for finding in doctor.check_collectives()] == ["ok"] * 3
+    assert all((env["JAXCOLL_TUNER"], env["JAXCOLL_RUN_LOG"]) == ("off", "") for env in seen)
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):

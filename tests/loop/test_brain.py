@@ -347,6 +347,48 @@ def test_a_file_that_is_no_run_log_is_refused(text: str, words: str, tmp_path: P
         replay.replay(file)
 
 
+def test_an_earlier_run_s_log_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    caplog.set_level("INFO", "jaxcoll")
+    file = tmp_path / "run.jsonl"
+    file.write_text("the first")
+    (tmp_path / "run.jsonl.2").write_text("somebody else's")
+    for kept in ("run.jsonl.1", "run.jsonl.3"):
+        runlog.check(str(file))
+        log = runlog.RunLog(str(file))
+        log.write("epoch", {"of": kept})
+        log.close()
+        assert f"is {tmp_path / kept} now" in caplog.text
+    assert (tmp_path / "run.jsonl.1").read_text() == "the first"
+    assert (tmp_path / "run.jsonl.2").read_text() == "somebody else's"
+    assert [line.get("of") for line in runlog.read(tmp_path / "run.jsonl.3")] == [None, "run.jsonl.1"]
+    assert [line.get("of") for line in runlog.read(file)] == [None, "run.jsonl.3"]
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_two_brains_with_one_log_lose_nothing(tmp_path: Path):
+    first, second = (runlog.RunLog(str(tmp_path / "run.jsonl")) for _ in range(2))
+    for i, log in enumerate((first, second)):
+        log.write("epoch", {"of": i})
+        log.close()
+    assert [line["of"] for line in list(runlog.read(tmp_path / "run.jsonl"))[1:]] == [1]
+    assert [line["of"] for line in list(runlog.read(tmp_path / "run.jsonl.1"))[1:]] == [0]
+
+
+def test_whether_a_log_can_be_written_is_asked_without_touching_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file = tmp_path / "run.jsonl"
+    file.write_text("the first")
+    runlog.check(str(file))
+    runlog.check("")
+    runlog.check("/dev/null")
+    assert [path.name for path in tmp_path.iterdir()] == ["run.jsonl"]
+    assert file.read_text() == "the first"
+    with pytest.raises(UsageError, match="no/run.jsonl can't be written: No such file"):
+        runlog.check(str(tmp_path / "no" / "run.jsonl"))
+    monkeypatch.setattr(runlog.os, "access", lambda *_: False)
+    with pytest.raises(UsageError, match="earlier run.*set JAXCOLL_RUN_LOG to another file"):
+        runlog.check(str(file))
+
+
 def test_a_full_disk_ends_the_run_log_and_nothing_else(caplog: pytest.LogCaptureFixture):
     log = runlog.RunLog("/dev/full")
     log.write("epoch", {})

@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 from needs import need
 
-from jaxcoll import report
+from jaxcoll import cli, report
 from jaxcoll.errors import UsageError
 from jaxcoll.report.figures import Line, heatmap, line_chart, ticks
+from jaxcoll.report.page import page
 from jaxcoll.report.run import SetRun, load
 from jaxcoll.telemetry import concatenate
 from loop.simulated import QUIET, Job
@@ -90,6 +91,35 @@ def test_swaps_are_marked_and_congested_edges_red(made: tuple[Path, Path]):
     edges = run.spec.by_id[run.spec.start].schedule.edges
     touching = sum(3 in (edges[i].src, edges[i].dst) for i in red)
     assert touching > len(red) / 2, "rank 3 has the strangers"
+
+
+def test_swaps_and_reverts_are_counted_apart(made: tuple[Path, Path]):
+    (run,) = load(made[0])
+    swaps = len(run.swaps) - run.reverts
+    back = replace(run.swaps[0], decision=replace(run.swaps[0].decision, action="revert"))
+    run.made.append(back)
+    text = page([run], "A run")
+    assert f"{swaps} swap{'s' * (swaps != 1)} and {run.reverts} revert{'s' * (run.reverts != 1)} in " in text
+    head, cells = re.findall(r"<tr>(.*?)</tr>", text)[:2]
+    assert re.findall(r">([^<]+)</t", head)[-2:] == ["swaps", "reverts"]
+    assert re.findall(r">([^<]+)</t", cells)[-2:] == [str(swaps), str(run.reverts)]
+
+
+def test_a_run_without_swaps_is_not_said_to_have_one(tmp_path: Path):
+    job = Job(tmp_path / "run.jsonl")
+    job.run(6)
+    job.log.close()
+    report.write(tmp_path / "run.jsonl", tmp_path / "page.html")
+    (run,) = load(tmp_path / "run.jsonl")
+    assert run.swaps == []
+    text = (tmp_path / "page.html").read_text()
+    assert "0 swaps and 0 reverts in 6 epochs" in text
+    assert text.count("no swap was made") == 3, "distribution, throughput and pattern"
+    _, cells = re.findall(r"<tr>(.*?)</tr>", text)[:2]
+    median = np.median([p.seconds for p in run.points]) * 1e3
+    assert re.findall(r">([^<]*)</td", cells)[1:] == ["", f"{median:.2f} ms", "", "0", "0"]
+    said = re.sub(r"<th.*?</th>", "", text).lower()
+    assert "first swap" not in said
 
 
 def test_before_after_and_measured_are_what_the_run_had(made: tuple[Path, Path]):
@@ -191,6 +221,12 @@ def test_a_log_without_epochs_is_refused(tmp_path: Path):
         report.write(log, tmp_path / "page.html")
     with pytest.raises(UsageError, match="can't be read"):
         report.write(tmp_path / "none.jsonl", tmp_path / "page.html")
+
+
+@pytest.mark.parametrize("folder", [".", "..", "/"])
+def test_a_folder_is_no_run_log(folder: str, capsys: pytest.CaptureFixture[str]):
+    assert cli.main(["report", folder]) == 2
+    assert f"{folder} is a folder; name the run log" in capsys.readouterr().err
 
 
 def test_ticks_are_round_and_cover():

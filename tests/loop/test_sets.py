@@ -21,6 +21,7 @@ from jaxcoll.steering import policy
 from jaxcoll.steering.brain import Brain
 from jaxcoll.steering.runlog import RunLog
 from jaxcoll.steering.sizes import Sizes
+from jaxcoll.steering.tuned import Tuned
 from jaxcoll.telemetry import Epoch, Record, Records, from_records
 from loop import simulated
 from loop.simulated import NBYTES, RANKS, RATE, announcement
@@ -123,6 +124,13 @@ def test_a_policy_that_begins_anew_goes_on_from_the_table_in_force(tmp_path: Pat
     parts = run.load(tmp_path / "run.jsonl")
     assert sorted(part.spec.key for part in parts) == [tuned.key, f"{tuned.key}, part 2"]
     assert sum(len(part.swaps) for part in parts) == len(job.questions)
+
+
+def test_sets_that_are_alike_in_half_of_their_ids_have_names_of_their_own():
+    chosen, hosts = policy.make("jaxcoll"), list(range(RANKS))
+    ids = [(1, 2), (1, 1 << 31 | 2), (1 << 31 | 1, 2)]
+    names = {Tuned(set_id, announcement(), hosts, hosts, chosen).key for set_id in ids}
+    assert len(names) == len(ids)
 
 
 def test_a_busy_set_does_not_starve_another(monkeypatch: pytest.MonkeyPatch):

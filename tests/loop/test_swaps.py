@@ -60,6 +60,7 @@ def test_a_hundred_swaps_under_jit_and_scan_compile_nothing_and_change_no_result
 def test_a_swap_stalls_the_collectives_path_for_less_than_a_millisecond(eight: tuple[list[Any], Path]):
     done = [line for line in runlog.read(eight[1]) if line["type"] == "decision" and line["committed"]]
     assert len(done) >= 100
+    assert [path.name for path in eight[1].parent.iterdir()] == ["run.jsonl"], "begun once, by the leader"
     assert statistics.median(d["stall_s"] for d in done) < 1e-3
     assert len({d["program"] for d in done}) > 2, "the shuffle should have moved between schedules"
 

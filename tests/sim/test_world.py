@@ -78,6 +78,16 @@ def test_ecmp_is_drawn_anew_in_each_epoch() -> None:
     assert len(set(np.round(times, 6))) > 2
 
 
+def test_many_networks_come_and_one_of_them_comes_again() -> None:
+    schedule, table = ring(2)
+    nets = [star(2, 25e6 + i) for i in range(70)]
+    world = World([Phase(i, net) for i, net in enumerate([*nets, nets[-1], star(2, 1e6)])])
+    world.run(schedule, table, NB, len(nets))
+    # More results are kept than are to be: they go, the one that is asked for again with them.
+    _, times = world.run(schedule, table, NB, 2)
+    assert times[1] > 20 * times[0]
+
+
 def test_no_noise_costs_one_simulation() -> None:
     schedule, table = ring()
     records, times = World(star(8, 25e6)).run(schedule, table, NB, 300)

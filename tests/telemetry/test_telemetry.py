@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import itertools
 import json
 import threading
 
@@ -125,6 +126,40 @@ def test_trace_shows_waiting_and_transfer_one_after_the_other() -> None:
     ]
 
 
+def slices_of(trace: dict) -> dict[tuple[int, int], list[tuple[float, float]]]:
+    """(begin, end) of a trace's slices, microseconds, by process and thread."""
+    found: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for event in trace["traceEvents"]:
+        if event["ph"] == "X":
+            found.setdefault((event["pid"], event["tid"]), []).append((event["ts"], event["ts"] + event["dur"]))
+    return found
+
+
+def test_a_trace_has_no_slices_that_cross() -> None:
+    # Two peers at once, one of them twice: a step's lanes still come when the next step has begun.
+    rows = [make(src=s, dst=0, start_ns=t, wait_ns=1000, transfer_ns=4000) for s, t in ((1, 0), (2, 2000), (1, 4000))]
+    rows += [make(src=1, dst=0, start_ns=5000), make(src=0, dst=1, side=SENDER | telemetry.UNSPLIT)]
+    trace = telemetry.chrome_trace(telemetry.from_records(rows[::-1]))
+    for slices in slices_of(trace).values():
+        in_order = sorted(slices)
+        assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(in_order))
+    names = [event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "thread_name"]
+    assert names == ["graph 0, receive from 1", "graph 0, receive from 1, lane 2", "graph 0, receive from 2",
+                     "graph 0, send to 1"]  # fmt: skip
+
+
+def test_a_trace_tells_communicators_apart() -> None:
+    trace = telemetry.chrome_trace(telemetry.from_records([make(comm=c, src=1, dst=2) for c in (7, 9)]))
+    assert len(slices_of(trace)) == 2
+    events = {event["name"]: event for event in trace["traceEvents"] if event["pid"] == 5}
+    assert events["process_name"]["args"] == {"name": "comm 0x9, rank 2"}
+    assert events["1->2"]["args"]["comm"] == "0x9"
+
+
+def test_a_trace_of_nothing_is_empty() -> None:
+    assert telemetry.chrome_trace(telemetry.empty_records())["traceEvents"] == []
+
+
 def test_prometheus_text() -> None:
     rows = [make(src=0, dst=1, bytes=2000, start_ns=0), make(src=1, dst=0, bytes=1000, start_ns=0)]
     text = telemetry.prometheus(telemetry.from_records(rows), 2, telemetry.Counts(pushed=2), collective="AllReduce")
@@ -133,6 +168,19 @@ def test_prometheus_text() -> None:
     assert "jaxcoll_telemetry_records_pushed_total 2\n" in text
     names = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
     assert len(names) == len(set(names))
+
+
+def test_prometheus_metrics_mean_what_a_sample_of_the_executions_can_tell() -> None:
+    rows = [make(src=0, dst=1, launch=n, bytes=1000, wait_ns=9000 * n) for n in range(3)]
+    rows += [make(src=1, dst=0, launch=n, bytes=1000) for n in range(2)]
+    text = telemetry.prometheus(telemetry.from_records(rows), 2)
+    assert "# TYPE jaxcoll_edge_bytes gauge\n" in text
+    assert 'jaxcoll_edge_bytes{comm="0x0",rank="0",peer="1"} 1000\n' in text
+    assert 'jaxcoll_edge_bytes{comm="0x0",rank="1",peer="0"} 666.666667\n' in text
+    counters = [line for line in text.splitlines() if line.endswith(" counter") or "_total" in line]
+    assert counters == [], "they would only count what was recorded"
+    (time,) = [line for line in text.splitlines() if line.startswith("# HELP nccl_collective_exec_time")]
+    assert "without the waiting for late ranks" in time
 
 
 def test_prometheus_tells_communicators_and_sets_apart() -> None:
@@ -171,7 +219,7 @@ def test_what_was_not_timed_is_left_out() -> None:
     text = telemetry.prometheus(records, 2)
     assert 'nccl_p2p_bus_bandwidth_gbs{comm="0x0",rank="0",peer="1"} 0.5\n' in text
     assert 'bandwidth_gbs{comm="0x0",rank="1"' not in text
-    assert 'jaxcoll_edge_bytes_total{comm="0x0",rank="1",peer="0"} 1000\n' in text
+    assert 'jaxcoll_edge_bytes{comm="0x0",rank="1",peer="0"} 1000\n' in text
     assert "nan" not in text
 
 

@@ -21,6 +21,7 @@ from jaxcoll.schedule import Kind, build
 from jaxcoll.testbed import access, bench, bench_cli, racks, result, spines, star
 from jaxcoll.testbed.bench import host_of_rank, phases, ratio, shuffled
 from jaxcoll.testbed.cli import main
+from jaxcoll.testbed.options import width
 from jaxcoll.testbed.plan import Plan, Trouble, background, check, incoming, outsiders_needed, victims
 from testbed.helpers import Start, left_over, ordinary, outcome
 
@@ -162,7 +163,43 @@ def test_compilations_of_new_processes_count_afresh():
     assert totals.compilations == 3 + 2 + 1
 
 
-@pytest.mark.parametrize("words", [["--p", "x"], ["--link", "2MB"], ["--size", "4Q"], ["--epochs", "0"]])
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--spine 100Mbit", "--spine is the rate of links that a star doesn't have"),
+        ("--width 2", "it needs --topology spines, not star"),
+        ("--width 4 --topology racks", "it needs --topology spines, not racks"),
+        ("--tuner swaps --variants untuned,on", "`tuned`, which isn't among --variants untuned,on"),
+        ("--tries 3", "`best`, which isn't among --variants tuned,untuned,lax"),
+    ],
+)
+def test_an_option_that_nothing_here_reads_is_told(words: str, message: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(bench_cli, "Testbed", lambda *_, **__: pytest.fail("a testbed was made"))
+    parser = argparse.ArgumentParser()
+    bench_cli.options(parser)
+    with pytest.raises(UsageError, match=message):
+        bench_cli.run(parser.parse_args(words.split()))
+
+
+def test_what_was_not_given_is_as_usual():
+    parser = argparse.ArgumentParser()
+    bench_cli.options(parser)
+    args = parser.parse_args(["--topology", "spines", "--variants", "tuned,best"])
+    plan = bench_cli._plan(args)
+    assert (width(args), plan.tuner, plan.tries) == (4, "on", 5)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--p", "x"],
+        ["--link", "2MB"],
+        ["--size", "4Q"],
+        ["--epochs", "0"],
+        ["--settle", "-20"],
+        ["--connections", "300"],
+    ],
+)
 def test_wrong_usage_says_what_is_accepted(words: list[str], capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as ended:
         main(["bench", *words])

@@ -13,7 +13,8 @@ from jaxcoll.schedule import Kind, build
 from jaxcoll.testbed import best, racks, scenarios, star, table
 from jaxcoll.testbed.bench_cli import _plan  # pyright: ignore[reportPrivateUsage]
 from jaxcoll.testbed.cli import _parser  # pyright: ignore[reportPrivateUsage]
-from jaxcoll.testbed.plan import check
+from jaxcoll.testbed.options import make_layout, width
+from jaxcoll.testbed.plan import check, outsiders_needed
 
 
 def row(variant: str, mean: float, phase: str = "", p: int = 2) -> dict[str, Any]:
@@ -31,7 +32,8 @@ def result(*rows: dict[str, Any], **found: Any) -> dict[str, Any]:
 def test_every_scenario_is_a_plan_that_can_be_carried_out(scenario: scenarios.Scenario):
     args = _parser().parse_args(["bench", *scenario.words.split()])
     plan = _plan(args)
-    check(plan, args.hosts, args.topology, args.width)
+    check(plan, args.hosts, args.topology, width(args))
+    make_layout(args, outsiders_needed(args.topology, max(plan.flows)))
     assert scenario.seconds <= 360
     # What it reads must be among what it measures.
     rows = [row(v, 100.0) for v in plan.variants]
