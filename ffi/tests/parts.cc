@@ -162,6 +162,22 @@ void WaitForRoom() {
   Check(pair.ends[0]->Poll() && pair.links[0]->idle(), "no room after a wait for it");
 }
 
+// An operation that has failed is known as such by who has read its memory, until so many have come that nobody knows.
+void WithdrawnOffers() {
+  Pair pair;
+  auto key = [](int64_t launch) { return OpKey{1, 2, launch, 0}; };
+  auto withdrawn = [&](int64_t launch, uint64_t since) { return pair.links[1]->Withdrawn(key(launch), since); };
+  for (int64_t launch = 0; launch < 5000; ++launch) {
+    const uint64_t before = pair.links[0]->withdrawals();
+    Check(before == static_cast<uint64_t>(launch) && !withdrawn(launch, before), "withdrawn before its time");
+    pair.ends[0]->Withdraw(key(launch));
+    Check(withdrawn(launch, before) && !withdrawn(launch + 1, before), "which operation is withdrawn");
+    Check(!withdrawn(launch, before + 1), "withdrawn before it was offered again");
+    Check(withdrawn(launch, launch < 1000 ? 0 : before - 1000), "an operation among many");
+    Check(withdrawn(-1, 0) == (launch + 1 >= 1023), "more than are kept");
+  }
+}
+
 // ---------------------------------------------------------------- early messages by themselves
 
 Header Message(int64_t launch, uint16_t dst, uint64_t shape) {
@@ -234,6 +250,7 @@ int main() {
   LongestMessage();
   LostPeer();
   WaitForRoom();
+  WithdrawnOffers();
   EarlyMessagesAreFound();
   OneThreadForEach();
   return 0;
