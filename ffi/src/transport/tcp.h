@@ -73,6 +73,7 @@ class TcpLink final : public Link {
   void Drop(Conn* c);  // what waits to be written: nobody will take it; under write_mu
   static size_t Unwritten(const Item& item, iovec* iov, size_t most);  // the next pieces; how many
   static void Wrote(Item* item, size_t bytes);
+  static size_t Own(Item* item);  // what is still to be written becomes ours; how many bytes that holds
   // Writes what the socket takes. Finished streams are added to `sent`. False: the connection is broken.
   bool Write(Conn* c, std::vector<uint64_t>* sent);
   bool ReadSome(Conn* c, bool* any);

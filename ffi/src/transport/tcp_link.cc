@@ -21,11 +21,6 @@ constexpr size_t kBuffer = size_t{64} << 10;
 constexpr size_t kControl = 1024;  // bytes that say something about the transfers, and carry none
 constexpr int kReadRounds = 16;    // of one connection before the others get their turn
 
-const std::vector<uint8_t>& Zeros() {
-  static const std::vector<uint8_t> zeros(kFragment);
-  return zeros;
-}
-
 }  // namespace
 
 TcpLink::TcpLink(TcpTransport* transport, int process, const std::vector<int>& fds)
@@ -188,6 +183,19 @@ bool TcpLink::idle() {
   return idle || down_ || left_;
 }
 
+size_t TcpLink::Own(Item* item) {
+  size_t from = item->next_from;
+  for (size_t i = item->next; i < item->spans.size(); ++i) {
+    const auto* data = static_cast<const uint8_t*>(item->spans[i].data);
+    item->owned.insert(item->owned.end(), data + std::exchange(from, 0), data + item->spans[i].size);
+  }
+  item->spans = {{item->owned.data(), item->owned.size()}};
+  item->next = item->next_from = 0;
+  item->stream = nullptr;
+  item->held = sizeof(Item) + item->owned.size();
+  return item->held;
+}
+
 int TcpLink::Forget(const OpKey& key, int rank) {
   int released = 0;
   for (auto& c : conns_) {
@@ -200,11 +208,8 @@ int TcpLink::Forget(const OpKey& key, int rank) {
         } else if (item.written == 0) {
           c->queue.erase(c->queue.begin() + static_cast<ptrdiff_t>(i));
         } else {
-          // Under way: the frame must be completed, with bytes that are not the caller's.
-          item.spans = {{Zeros().data(), item.header.payload}};
-          item.next = 0;
-          item.next_from = item.written - std::min(item.written, sizeof(Header));
-          item.stream = nullptr;
+          // Under way: the frame must be completed, and the peer may have finished with it before it hears of the end.
+          held_ += Own(&item);
           ++i;
         }
       }
