@@ -1,6 +1,8 @@
 // Parts of the library by themselves: what no operation of a test's size shows.
 #include <fcntl.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
@@ -16,6 +18,7 @@
 
 #include "executor/completers.h"
 #include "executor/early.h"
+#include "transport/descriptor.h"
 #include "transport/shm.h"
 #include "transport/shm_layout.h"
 #include "transport/shm_slab.h"
@@ -178,6 +181,33 @@ void WithdrawnOffers() {
   }
 }
 
+// ---------------------------------------------------------------- descriptors by themselves
+
+// A forked child has none of them, and doesn't touch what has their numbers by then. What is gone isn't closed again.
+void ForkedChild() {
+  auto open = [](int fd) { return fcntl(fd, F_GETFD) >= 0; };
+  auto made = [] { return std::make_unique<Descriptor>(eventfd(0, EFD_CLOEXEC)); };
+  std::array<std::unique_ptr<Descriptor>, 4> all{made(), made(), made(), made()};
+  const int numbers[] = {*all[0], *all[1], *all[2], *all[3]};
+  all[1].reset();
+  all[3].reset();
+  const int other = eventfd(0, EFD_CLOEXEC);
+  Check(other == numbers[1], "the lowest number is taken first");
+  const pid_t child = fork();
+  if (child == 0) {
+    bool fine = *all[0] == -1 && *all[2] == -1 && !open(numbers[0]) && !open(numbers[2]) && open(other);
+    const int again = eventfd(0, EFD_CLOEXEC);
+    all[0].reset();
+    _exit(fine && again == numbers[0] && open(again) ? 7 : 1);
+  }
+  int status = 0;
+  Check(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 7, "the forked child");
+  Check(*all[0] == numbers[0] && open(numbers[0]) && open(numbers[2]), "the parent has lost a descriptor");
+  all[0].reset();
+  Check(!open(numbers[0]) && open(other), "closed");
+  close(other);
+}
+
 // ---------------------------------------------------------------- early messages by themselves
 
 Header Message(int64_t launch, uint16_t dst, uint64_t shape) {
@@ -251,6 +281,7 @@ int main() {
   LostPeer();
   WaitForRoom();
   WithdrawnOffers();
+  ForkedChild();
   EarlyMessagesAreFound();
   OneThreadForEach();
   return 0;

@@ -27,11 +27,7 @@ Status TcpTransport::Create(std::unique_ptr<TcpTransport>* out) {
   return {};
 }
 
-TcpTransport::~TcpTransport() {
-  Stop();
-  close(epoll_fd_);
-  close(wake_fd_);
-}
+TcpTransport::~TcpTransport() { Stop(); }
 
 Status TcpTransport::AddPeer(int process, const std::vector<int>& fds, bool carries_data,
                              std::unique_ptr<TcpLink>* out) {

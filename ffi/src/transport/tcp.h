@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "transport/arrivals.h"
+#include "transport/descriptor.h"
 #include "transport/link.h"
 
 namespace jaxcoll {
@@ -25,7 +26,6 @@ class TcpTransport;
 class TcpLink final : public Link {
  public:
   TcpLink(TcpTransport* transport, int process, const std::vector<int>& fds);
-  ~TcpLink() override;
   const char* name() const override { return "tcp"; }
   bool can_read() const override { return false; }
   size_t eager_limit() const override;
@@ -51,7 +51,8 @@ class TcpLink final : public Link {
     std::shared_ptr<StreamState> stream;
   };
   struct Conn {
-    int fd = -1;
+    explicit Conn(int descriptor) : fd(descriptor) {}
+    const Descriptor fd;
     bool armed = false;  // EPOLLOUT is on
     bool ended = false;  // the peer has closed it
     std::mutex write_mu, read_mu;
@@ -126,7 +127,7 @@ class TcpTransport final : public Pollable {
   bool ReportSent();
   void ServiceLoop();
 
-  const int epoll_fd_, wake_fd_;
+  const Descriptor epoll_fd_, wake_fd_;
   LinkSink* sink_ = nullptr;
   std::deque<Slot> slots_;
   std::vector<TcpLink*> links_;

@@ -26,16 +26,10 @@ constexpr int kReadRounds = 16;    // of one connection before the others get th
 TcpLink::TcpLink(TcpTransport* transport, int process, const std::vector<int>& fds)
     : Link(process), transport_(transport) {
   for (int fd : fds) {
-    auto c = std::make_unique<Conn>();
-    c->fd = fd;
+    auto c = std::make_unique<Conn>(fd);
     c->buffer.resize(kBuffer);
     conns_.push_back(std::move(c));
   }
-}
-
-TcpLink::~TcpLink() {
-  for (auto& c : conns_)
-    if (c->fd >= 0) close(c->fd);
 }
 
 size_t TcpLink::eager_limit() const { return kEagerLimit; }
