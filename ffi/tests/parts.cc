@@ -22,6 +22,7 @@
 #include "transport/shm.h"
 #include "transport/shm_layout.h"
 #include "transport/shm_slab.h"
+#include "transport/silence.h"
 
 namespace {
 
@@ -208,6 +209,26 @@ void ForkedChild() {
   close(other);
 }
 
+// ---------------------------------------------------------------- silent hosts by themselves
+
+// Only who has been sent the same bytes several times, and has answered none of them, is taken for lost.
+void SilentHosts() {
+  auto silent = [](uint32_t unacked, uint8_t again, uint32_t ack_ms, uint32_t sent_ms) {
+    tcp_info info{};
+    info.tcpi_unacked = unacked;
+    info.tcpi_retransmits = again;
+    info.tcpi_last_ack_recv = ack_ms;
+    info.tcpi_last_data_sent = sent_ms;
+    return IsSilent(info);
+  };
+  Check(silent(9, 6, 30000, 4800) && silent(1, 3, 90000, 60000), "a silent host isn't noticed");
+  Check(!silent(0, 0, 300000, 300000), "an idle connection is the kernel's");
+  Check(!silent(0, 0, 110000, 300000), "a full receiver has answered");
+  Check(!silent(9, 6, 29000, 4800), "too early");
+  Check(!silent(9, 6, 60000, 900), "the answer is still under way");
+  Check(!silent(9, 9, 59990, 60000), "what was sent again has been answered");
+}
+
 // ---------------------------------------------------------------- early messages by themselves
 
 Header Message(int64_t launch, uint16_t dst, uint64_t shape) {
@@ -282,6 +303,7 @@ int main() {
   WaitForRoom();
   WithdrawnOffers();
   ForkedChild();
+  SilentHosts();
   EarlyMessagesAreFound();
   OneThreadForEach();
   return 0;

@@ -53,6 +53,7 @@ class TcpLink final : public Link {
   struct Conn {
     explicit Conn(int descriptor) : fd(descriptor) {}
     const Descriptor fd;
+    bool tcp = false;    // not a UNIX socket
     bool armed = false;  // EPOLLOUT is on
     bool ended = false;  // the peer has closed it
     std::mutex write_mu, read_mu;
@@ -122,6 +123,7 @@ class TcpTransport final : public Pollable {
   void Down(TcpLink* link);
   void Ended(TcpLink* link, TcpLink::Conn* c);
   void Kick();
+  void FindSilent();  // takes down what leads to hosts that don't answer
   // Streams whose last byte went out where OnSent could not be called; the next poll reports them.
   void SentLater(TcpLink* link, const std::vector<uint64_t>& tokens);
   bool ReportSent();

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "transport/silence.h"
 #include "transport/tcp.h"
 
 namespace jaxcoll {
@@ -227,6 +228,7 @@ ssize_t TcpLink::ReadInto(Conn* c, iovec* to, size_t count) {
   message.msg_control = control;
   message.msg_controllen = sizeof(control);
   ssize_t got = recvmsg(c->fd, &message, MSG_DONTWAIT);
+  if (got < 0 && (errno == ETIMEDOUT || errno == EHOSTUNREACH)) fault_ = kSilent;
   if (got <= 0) return got;
   size_t room = 0;
   for (size_t i = 0; i < count; ++i) room += to[i].iov_len;
