@@ -220,6 +220,19 @@ def test_small_messages_that_are_kept_count_with_what_is_around_them():
         assert sum("rank 0 is too far ahead" in e for e in errors) == refused == sum(bool(e) for e in errors)
 
 
+def test_a_rank_that_waits_costs_those_that_have_not_begun_or_are_done_nothing():
+    # Rank 0 says again and again that it waits for rank 2, also to rank 1, which is done.
+    with Cluster("tcp", 3, mismatch=0.05, early_bytes=3000) as cluster:
+        schedule = build("ring", Kind.BROADCAST, 3, root=1)
+        key, launch = cluster.define([schedule]), cluster.new_launch()
+        ops = begin(cluster, schedule, [1], count=9, launch=launch, key=key)
+        assert ops[0].error(5) == ""
+        ops += begin(cluster, schedule, [0], count=9, launch=launch, key=key)
+        assert not ops[1].wait(1)
+        ops += begin(cluster, schedule, [2], count=9, launch=launch, key=key)
+        assert run_until(cluster, ops, 5) == ["", "", ""]
+
+
 @pytest.mark.parametrize("transport", ["shm", "shm-ring", "tcp"])
 def test_a_rank_that_sends_to_one_that_takes_nothing_is_told(transport: str):
     # Process 1 reads neither ring nor socket: what process 0 keeps for it has a limit of its own.

@@ -20,10 +20,11 @@ RemoteSpan SpanAt(const void* payload) {
   return span;
 }
 
-// Messages that may come before their operation has begun here. What isn't one of ours is dropped.
+// Messages that may come before their operation has begun here. What isn't one of ours is dropped; so is kWaiting,
+// which comes again every second, also for operations that are over here.
 bool IsKept(MessageType type) {
   return type == MessageType::kOffer || type == MessageType::kEager || type == MessageType::kReady ||
-         type == MessageType::kPosted || type == MessageType::kWaiting;
+         type == MessageType::kPosted;
 }
 
 }  // namespace
