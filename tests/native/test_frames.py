@@ -208,6 +208,26 @@ def test_what_is_under_way_when_an_operation_fails_ends_with_its_own_bytes(piece
         assert header.type == ABORT
 
 
+def test_messages_go_before_the_transfers_that_wait():
+    # All lanes of a large transfer are asked for; what rank 0 says afterwards comes behind what is under way already.
+    with Cluster("tcp", 2, timeout=20, mismatch=0.3, only=0, connections=1) as cluster:
+        connection = socket.socket(fileno=cluster.sockets[1, 0][0].detach())
+        key = cluster.define([build("direct", Kind.BROADCAST, 2, root=0)])
+        large = cluster.start(0, Kind.BROADCAST, np.ones(1 << 20, np.float32), key, launch=1)
+        known = dataclasses.replace(Header.receive(connection), src=1, dst=0, transfer=0)
+        for lane in range(8):
+            connection.sendall(known.pack(type=READY, lane=lane))
+        time.sleep(0.3)
+        assert cluster.start(0, Kind.BROADCAST, np.ones(9, np.float32), key, launch=2).error(5) == ""
+        came: list[int] = []
+        while came.count(DATA) < 16:
+            header = Header.receive(connection)
+            exactly(connection, header.payload)
+            came.append(header.type)
+        assert large.error(5) == ""
+        assert EAGER in came[:6], came  # some fragments have gone before, as many as the socket takes
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_random_frames(seed: int):
     rng = random.Random(seed)

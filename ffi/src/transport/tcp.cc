@@ -188,7 +188,7 @@ bool TcpTransport::HandleEvents(int timeout_ms) {
           slot.link->Drop(slot.conn);
           ok = true;
         }
-        if (slot.conn->queue.empty()) Arm(slot.conn, false);
+        if (slot.conn->Next() == nullptr) Arm(slot.conn, false);
       }
       any = true;
       for (uint64_t token : sent) sink_->OnSent(slot.link, token);

@@ -1,7 +1,7 @@
 // Processes of other hosts: several TCP connections per pair, connected and authenticated by the caller (Python), which
-// hands over the descriptors. Connection 0 carries the small messages; a large transfer is cut into fragments over all
-// of them, written from and read into the caller's memory without a copy of ours. Between processes of one host the
-// same class is the life line: its end says that the peer is gone.
+// hands over the descriptors. Connection 0 carries the small messages, before whatever else waits there; a large
+// transfer is cut into fragments over all of them, written from and read into the caller's memory without a copy of
+// ours. Between processes of one host the same class is the life line: its end says that the peer is gone.
 #ifndef JAXCOLL_TRANSPORT_TCP_H_
 #define JAXCOLL_TRANSPORT_TCP_H_
 
@@ -57,7 +57,9 @@ class TcpLink final : public Link {
     bool armed = false;  // EPOLLOUT is on
     bool ended = false;  // the peer has closed it
     std::mutex write_mu, read_mu;
-    std::deque<Item> queue;
+    std::deque<Item> messages, streams;  // the farewell is the last of the streams
+    // The one whose first item is written next: what is begun is finished, then messages go first. Null: none.
+    std::deque<Item>* Next();
     // Reading: bytes that have come, then, for a kData payload, straight into its target.
     std::vector<uint8_t> buffer;
     size_t begin = 0, end = 0;

@@ -55,6 +55,11 @@ bool TcpLink::Send(const Header& header, const Span* payload, size_t spans) {
   return true;
 }
 
+std::deque<TcpLink::Item>* TcpLink::Conn::Next() {
+  if (!streams.empty() && (streams.front().written > 0 || messages.empty())) return &streams;
+  return messages.empty() ? nullptr : &messages;
+}
+
 void TcpLink::Push(Conn* c, Item item) {
   item.total = sizeof(Header) + item.header.payload;
   std::vector<uint64_t> sent;
@@ -62,14 +67,16 @@ void TcpLink::Push(Conn* c, Item item) {
   {
     std::lock_guard<std::mutex> lock(c->write_mu);
     if (down_) return;
-    bool first = c->queue.empty();
+    bool first = c->Next() == nullptr;
     held_ += item.held;
-    c->queue.push_back(std::move(item));
-    if (!c->queue.back().owned.empty()) c->queue.back().spans[0].data = c->queue.back().owned.data();
+    bool waits = item.stream != nullptr || item.header.type == MessageType::kGoodbye;
+    std::deque<Item>& queue = waits ? c->streams : c->messages;
+    queue.push_back(std::move(item));
+    if (!queue.back().owned.empty()) queue.back().spans[0].data = queue.back().owned.data();
     // What the socket takes goes out at once. The end of a stream is told by whoever polls next: OnSent may not be
     // called from here.
     if (first) ok = Write(c, &sent);
-    if (!c->queue.empty()) transport_->Arm(c, true);
+    if (c->Next() != nullptr) transport_->Arm(c, true);
   }
   if (!sent.empty()) transport_->SentLater(this, sent);
   if (!ok) {
@@ -144,8 +151,8 @@ void TcpLink::Wrote(Item* item, size_t bytes) {
 
 bool TcpLink::Write(Conn* c, std::vector<uint64_t>* sent) {
   constexpr size_t kMaxIov = 64;
-  while (!c->queue.empty()) {
-    Item& item = c->queue.front();
+  while (std::deque<Item>* queue = c->Next()) {
+    Item& item = queue->front();
     iovec iov[kMaxIov];
     msghdr message{};
     message.msg_iov = iov;
@@ -159,21 +166,23 @@ bool TcpLink::Write(Conn* c, std::vector<uint64_t>* sent) {
     if (item.written < item.total) continue;
     if (item.stream && item.stream->left.fetch_sub(1) == 1) sent->push_back(item.stream->token);
     held_ -= item.held;
-    c->queue.pop_front();
+    queue->pop_front();
   }
   return true;
 }
 
 void TcpLink::Drop(Conn* c) {
-  for (const Item& item : c->queue) held_ -= item.held;
-  c->queue.clear();
+  for (std::deque<Item>* queue : {&c->messages, &c->streams}) {
+    for (const Item& item : *queue) held_ -= item.held;
+    queue->clear();
+  }
 }
 
 bool TcpLink::idle() {
   bool idle = true;
   for (auto& c : conns_) {
     std::lock_guard<std::mutex> lock(c->write_mu);
-    idle = idle && c->queue.empty();
+    idle = idle && c->Next() == nullptr;
   }
   return idle || down_ || left_;
 }
@@ -196,12 +205,12 @@ int TcpLink::Forget(const OpKey& key, int rank) {
   for (auto& c : conns_) {
     {
       std::lock_guard<std::mutex> lock(c->write_mu);
-      for (size_t i = 0; i < c->queue.size();) {
-        Item& item = c->queue[i];
+      for (size_t i = 0; i < c->streams.size();) {
+        Item& item = c->streams[i];
         if (!item.stream || !(item.header.key == key) || item.header.src != rank) {
           ++i;
         } else if (item.written == 0) {
-          c->queue.erase(c->queue.begin() + static_cast<ptrdiff_t>(i));
+          c->streams.erase(c->streams.begin() + static_cast<ptrdiff_t>(i));
         } else {
           // Under way: the frame must be completed, and the peer may have finished with it before it hears of the end.
           held_ += Own(&item);
