@@ -1,6 +1,8 @@
 // Parts of the library by themselves: what no operation of a test's size shows.
 #include <fcntl.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
@@ -16,9 +18,11 @@
 
 #include "executor/completers.h"
 #include "executor/early.h"
+#include "transport/descriptor.h"
 #include "transport/shm.h"
 #include "transport/shm_layout.h"
 #include "transport/shm_slab.h"
+#include "transport/silence.h"
 
 namespace {
 
@@ -162,6 +166,69 @@ void WaitForRoom() {
   Check(pair.ends[0]->Poll() && pair.links[0]->idle(), "no room after a wait for it");
 }
 
+// An operation that has failed is known as such by who has read its memory, until so many have come that nobody knows.
+void WithdrawnOffers() {
+  Pair pair;
+  auto key = [](int64_t launch) { return OpKey{1, 2, launch, 0}; };
+  auto withdrawn = [&](int64_t launch, uint64_t since) { return pair.links[1]->Withdrawn(key(launch), since); };
+  for (int64_t launch = 0; launch < 5000; ++launch) {
+    const uint64_t before = pair.links[0]->withdrawals();
+    Check(before == static_cast<uint64_t>(launch) && !withdrawn(launch, before), "withdrawn before its time");
+    pair.ends[0]->Withdraw(key(launch));
+    Check(withdrawn(launch, before) && !withdrawn(launch + 1, before), "which operation is withdrawn");
+    Check(!withdrawn(launch, before + 1), "withdrawn before it was offered again");
+    Check(withdrawn(launch, launch < 1000 ? 0 : before - 1000), "an operation among many");
+    Check(withdrawn(-1, 0) == (launch + 1 >= 1023), "more than are kept");
+  }
+}
+
+// ---------------------------------------------------------------- descriptors by themselves
+
+// A forked child has none of them, and doesn't touch what has their numbers by then. What is gone isn't closed again.
+void ForkedChild() {
+  auto open = [](int fd) { return fcntl(fd, F_GETFD) >= 0; };
+  auto made = [] { return std::make_unique<Descriptor>(eventfd(0, EFD_CLOEXEC)); };
+  std::array<std::unique_ptr<Descriptor>, 4> all{made(), made(), made(), made()};
+  const int numbers[] = {*all[0], *all[1], *all[2], *all[3]};
+  all[1].reset();
+  all[3].reset();
+  const int other = eventfd(0, EFD_CLOEXEC);
+  Check(other == numbers[1], "the lowest number is taken first");
+  const pid_t child = fork();
+  if (child == 0) {
+    bool fine = *all[0] == -1 && *all[2] == -1 && !open(numbers[0]) && !open(numbers[2]) && open(other);
+    const int again = eventfd(0, EFD_CLOEXEC);
+    all[0].reset();
+    _exit(fine && again == numbers[0] && open(again) ? 7 : 1);
+  }
+  int status = 0;
+  Check(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 7, "the forked child");
+  Check(*all[0] == numbers[0] && open(numbers[0]) && open(numbers[2]), "the parent has lost a descriptor");
+  all[0].reset();
+  Check(!open(numbers[0]) && open(other), "closed");
+  close(other);
+}
+
+// ---------------------------------------------------------------- silent hosts by themselves
+
+// Only who has been sent the same bytes several times, and has answered none of them, is taken for lost.
+void SilentHosts() {
+  auto silent = [](uint32_t unacked, uint8_t again, uint32_t ack_ms, uint32_t sent_ms) {
+    tcp_info info{};
+    info.tcpi_unacked = unacked;
+    info.tcpi_retransmits = again;
+    info.tcpi_last_ack_recv = ack_ms;
+    info.tcpi_last_data_sent = sent_ms;
+    return IsSilent(info);
+  };
+  Check(silent(9, 6, 30000, 4800) && silent(1, 3, 90000, 60000), "a silent host isn't noticed");
+  Check(!silent(0, 0, 300000, 300000), "an idle connection is the kernel's");
+  Check(!silent(0, 0, 110000, 300000), "a full receiver has answered");
+  Check(!silent(9, 6, 29000, 4800), "too early");
+  Check(!silent(9, 6, 60000, 900), "the answer is still under way");
+  Check(!silent(9, 9, 59990, 60000), "what was sent again has been answered");
+}
+
 // ---------------------------------------------------------------- early messages by themselves
 
 Header Message(int64_t launch, uint16_t dst, uint64_t shape) {
@@ -234,6 +301,9 @@ int main() {
   LongestMessage();
   LostPeer();
   WaitForRoom();
+  WithdrawnOffers();
+  ForkedChild();
+  SilentHosts();
   EarlyMessagesAreFound();
   OneThreadForEach();
   return 0;

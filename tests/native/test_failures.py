@@ -88,6 +88,24 @@ def test_a_rank_comes_after_the_verdict(transport: str):
         assert "JAXCOLL_TIMEOUT" in run_until(cluster, late, 0.3)[0]  # at once, with the others' reason
 
 
+@pytest.mark.parametrize("transport", ["shm", "shm-ring", "tcp"])
+def test_a_late_rank_reads_nothing_of_an_operation_that_has_failed(transport: str):
+    # Rank 1 hears of the broadcast in another operation; then it reads no more messages until it begins, and rank 0
+    # has given up by then and uses its memory for something else.
+    with Cluster(transport, 3, timeout=0.8, mismatch=0.3) as cluster:
+        late = cluster.define([build("direct", Kind.BROADCAST, 3, root=0)])
+        other = cluster.define([build("ring", Kind.ALL_REDUCE, 2)], [1, 2])
+        sums = [cluster.start(0, Kind.ALL_REDUCE, np.ones(9, np.int32), other, launch=50, devices=[1, 2])]
+        root = cluster.start(0, Kind.BROADCAST, np.ones(100_000, np.float32), late, launch=1)
+        time.sleep(0.1)
+        sums.append(cluster.start(1, Kind.ALL_REDUCE, np.ones(9, np.int32), other, launch=50, devices=[1, 2]))
+        cluster.finish(sums)
+        assert "JAXCOLL_TIMEOUT" in root.error(3)
+        root.inputs[0][:] = 7
+        error = cluster.start(1, Kind.BROADCAST, np.zeros(100_000, np.float32), late, launch=1).error(3)
+        assert error == root.error(), error
+
+
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_late_rank_only_warns(transport: str):
     with LogCollector() as log, Cluster(transport, 3, warn=0.3, mismatch=0.1) as cluster:
@@ -200,6 +218,19 @@ def test_small_messages_that_are_kept_count_with_what_is_around_them():
             time.sleep(0.01)
         errors = [begin(cluster, schedule, [1], count=1, launch=i, key=key)[0].error(5) for i in launches]
         assert sum("rank 0 is too far ahead" in e for e in errors) == refused == sum(bool(e) for e in errors)
+
+
+def test_a_rank_that_waits_costs_those_that_have_not_begun_or_are_done_nothing():
+    # Rank 0 says again and again that it waits for rank 2, also to rank 1, which is done.
+    with Cluster("tcp", 3, mismatch=0.05, early_bytes=3000) as cluster:
+        schedule = build("ring", Kind.BROADCAST, 3, root=1)
+        key, launch = cluster.define([schedule]), cluster.new_launch()
+        ops = begin(cluster, schedule, [1], count=9, launch=launch, key=key)
+        assert ops[0].error(5) == ""
+        ops += begin(cluster, schedule, [0], count=9, launch=launch, key=key)
+        assert not ops[1].wait(1)
+        ops += begin(cluster, schedule, [2], count=9, launch=launch, key=key)
+        assert run_until(cluster, ops, 5) == ["", "", ""]
 
 
 @pytest.mark.parametrize("transport", ["shm", "shm-ring", "tcp"])

@@ -16,7 +16,7 @@ import pytest
 from jaxcoll.runtime.native import NativeError
 from jaxcoll.schedule import Kind, build
 
-from .harness import Cluster, Op
+from .harness import Array, Cluster, Op
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -180,6 +180,52 @@ def test_forged_messages(kind: int):
             for changes in ({}, {"transfer": 2**32 - 1}, {"lane": 65535}, {"src": 7}, {"src": 0}, {"launch": 50}):
                 p.send(p.known.pack(payload, type=kind, **changes))
         p.still_open()
+
+
+@pytest.mark.parametrize("pieces", [1, 60])
+def test_what_is_under_way_when_an_operation_fails_ends_with_its_own_bytes(pieces: int):
+    # The peer may need nothing else, and be done with the value before it reads why the operation has failed elsewhere.
+    with Cluster("tcp", 3, timeout=20, mismatch=0.3, only=0, connections=1) as cluster:
+        connection = socket.socket(fileno=cluster.sockets[1, 0][0].detach())
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        key = cluster.define([build("direct", Kind.BROADCAST, 3, root=0)])
+        value: Array = np.arange(60_000, dtype=np.int32)  # one lane, one fragment
+        op = cluster.start(0, Kind.BROADCAST, value, key, launch=1, leaves=[value.size // pieces] * pieces)
+        known = Header.receive(connection)
+        assert known.type == WAITING
+        connection.sendall(dataclasses.replace(known, src=1, dst=0, transfer=0).pack(type=READY))
+        time.sleep(0.2)
+        cluster.kill(2)
+        assert "rank 2 is lost" in op.error(5)
+        for leaf in op.inputs:
+            leaf[:] = -1
+        while (header := Header.receive(connection)).type == WAITING:
+            pass
+        assert (header.type, header.payload) == (DATA, value.nbytes)
+        assert np.array_equal(np.frombuffer(exactly(connection, header.payload), np.int32), op.kept[0])
+        while (header := Header.receive(connection)).type == WAITING:
+            pass
+        assert header.type == ABORT
+
+
+def test_messages_go_before_the_transfers_that_wait():
+    # All lanes of a large transfer are asked for; what rank 0 says afterwards comes behind what is under way already.
+    with Cluster("tcp", 2, timeout=20, mismatch=0.3, only=0, connections=1) as cluster:
+        connection = socket.socket(fileno=cluster.sockets[1, 0][0].detach())
+        key = cluster.define([build("direct", Kind.BROADCAST, 2, root=0)])
+        large = cluster.start(0, Kind.BROADCAST, np.ones(1 << 20, np.float32), key, launch=1)
+        known = dataclasses.replace(Header.receive(connection), src=1, dst=0, transfer=0)
+        for lane in range(8):
+            connection.sendall(known.pack(type=READY, lane=lane))
+        time.sleep(0.3)
+        assert cluster.start(0, Kind.BROADCAST, np.ones(9, np.float32), key, launch=2).error(5) == ""
+        came: list[int] = []
+        while came.count(DATA) < 16:
+            header = Header.receive(connection)
+            exactly(connection, header.payload)
+            came.append(header.type)
+        assert large.error(5) == ""
+        assert EAGER in came[:6], came  # some fragments have gone before, as many as the socket takes
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -14,6 +14,8 @@ import pytest
 from jaxcoll.errors import CollectiveError
 from jaxcoll.runtime.links import MAGIC, Listener, connect
 
+from .harness import Cluster
+
 pytestmark = pytest.mark.timeout(60)
 
 SECRET = b"s" * 32
@@ -46,6 +48,16 @@ def test_strangers_do_not_keep_peers_out(listener: Listener):
     assert list(listener.accepted) == [(1, 0)]
     for s in strangers:
         s.close()
+
+
+def test_connections_ask_after_hosts_of_which_nothing_is_heard():
+    with Cluster("tcp", 2, loopback=True) as cluster:
+        for s in [*cluster.sockets[0, 1], *cluster.sockets[1, 0]]:
+            assert s.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+            assert [s.getsockopt(socket.IPPROTO_TCP, option) for option in options] == [10, 5, 3]
+            # It would end a connection to a process that is stopped, although its host answers.
+            assert s.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 0
 
 
 def test_out_of_file_descriptors_for_a_moment(listener: Listener):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import struct
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 
@@ -19,7 +20,7 @@ from .test_frames import EAGER, MAGIC, OFFER, POSTED, Header
 pytestmark = pytest.mark.timeout(60)
 
 # ffi/src/transport/shm_layout.h
-BELL, RINGS, RING, DATA, RING_BYTES = 64, 192, 192 + (512 << 10), 192, 512 << 10
+WITHDRAWALS, RINGS, RING, DATA, RING_BYTES = 192, 192 + (8 << 10), 192 + (512 << 10), 192, 512 << 10
 SLAB = 2 << 20
 MESSAGE = 1
 _RECORD = struct.Struct("<IIQ")
@@ -91,6 +92,22 @@ def test_an_offer_of_memory_that_is_not_there():
         error = p.op.error(2)
         assert "rank 1 can't be read in place" in error, error
         assert "edge 1->0 of graph 0" in error
+
+
+@pytest.mark.parametrize("count", [0, 1, 1023])
+def test_what_is_read_after_its_sender_has_failed_is_no_result(count: int):
+    # The memory is still there, and holds anything; a sender that has failed too often since then may have failed here.
+    value = np.full(100_000, 9, np.float32)
+    with peer(value.size) as p:
+        struct.pack_into("<Q", p.mine, WITHDRAWALS, count)
+        p.write(p.known.pack(struct.pack("<QQ", value.ctypes.data, value.nbytes), type=OFFER))
+        error = p.op.error(2) if count == 1023 else ""
+        assert ("rank 1 has given up this operation at" in error) == (count == 1023), error
+        if not error:
+            until = time.monotonic() + 5
+            while (p.op.outputs[0] != 10).any():
+                assert time.monotonic() < until
+                time.sleep(0.01)
 
 
 def test_damaged_messages_take_the_link_down():

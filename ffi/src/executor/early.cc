@@ -9,9 +9,6 @@ namespace {
 
 uint64_t ShapeOf(uint64_t signature) { return signature >> 8; }
 
-// That a rank waits is told to all, also to those that it doesn't wait for: no sign of what it expects from this one.
-bool Tells(const Header& h) { return h.type != MessageType::kWaiting; }
-
 }  // namespace
 
 void EarlyMessages::Keep(Link* link, const Header& header, const void* payload, int64_t now) {
@@ -63,13 +60,12 @@ const Early* EarlyMessages::FindOther(uint64_t comm, uint64_t site, uint64_t sig
   for (const Op& op : ops_) {
     if (op.key.comm != comm || op.key.site != site) continue;
     for (const Early& m : op.messages)
-      if (Tells(m.header) && ShapeOf(m.header.signature) != ShapeOf(signature) && wanted(m)) return &m;
+      if (ShapeOf(m.header.signature) != ShapeOf(signature) && wanted(m)) return &m;
   }
   return nullptr;
 }
 
 void EarlyMessages::Count(const Header& header, int change) {
-  if (!Tells(header)) return;
   std::vector<Shape>& shapes = shapes_[Site(header.key.comm, header.key.site)];
   const uint64_t shape = ShapeOf(header.signature);
   auto same = std::find_if(shapes.begin(), shapes.end(), [&](const Shape& s) { return s.shape == shape; });

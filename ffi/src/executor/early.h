@@ -9,17 +9,9 @@
 #include <unordered_map>
 #include <vector>
 
-#include "base/clock.h"
 #include "transport/link.h"
 
 namespace jaxcoll {
-
-struct OpKeyHash {
-  size_t operator()(const OpKey& k) const {
-    return static_cast<size_t>(
-        Mix64(k.comm ^ Mix64(k.site ^ Mix64(static_cast<uint64_t>(k.launch) ^ (uint64_t{k.index} << 40)))));
-  }
-};
 
 struct Early {
   Link* link;

@@ -20,10 +20,11 @@ RemoteSpan SpanAt(const void* payload) {
   return span;
 }
 
-// Messages that may come before their operation has begun here. What isn't one of ours is dropped.
+// Messages that may come before their operation has begun here. What isn't one of ours is dropped; so is kWaiting,
+// which comes again every second, also for operations that are over here.
 bool IsKept(MessageType type) {
   return type == MessageType::kOffer || type == MessageType::kEager || type == MessageType::kReady ||
-         type == MessageType::kPosted || type == MessageType::kWaiting;
+         type == MessageType::kPosted;
 }
 
 }  // namespace
@@ -146,10 +147,15 @@ void Engine::Drive(const OpKey& key, int rank, const std::atomic<bool>& over) {
   }
 }
 
-bool Engine::Pump() {
+bool Engine::PollAll() {
   bool any = false;
   for (Pollable* p : pollables_)
     if (p->carries_data() || !options_.threads) any = p->Poll() || any;
+  return any;
+}
+
+bool Engine::Pump() {
+  bool any = PollAll();
   if (!any && !has_tasks_.load(std::memory_order_relaxed) && options_.threads) return false;
   std::unique_lock<std::mutex> lock(mu_);
   any = any || !tasks_.empty();
@@ -177,6 +183,7 @@ void Engine::RunTasks(std::unique_lock<std::mutex>& lock) {
     t.execution->PinSenders(t.lane, t.node, +1);
     lock.unlock();
     Status status = t.execution->RunNode(t.lane, t.node);
+    if (!status.ok()) PollAll();  // a peer that has given up says why before it takes its memory back
     lock.lock();
     t.execution->PinSenders(t.lane, t.node, -1);
     --t.execution->running;
@@ -431,6 +438,8 @@ void Engine::FailKey(const OpKey& key, const std::string& why, const Execution* 
   std::vector<Execution*> mine;
   for (auto& [k, e] : open_)
     if (k.op == key && !e->failed) mine.push_back(e.get());
+  if (!mine.empty())
+    for (Pollable* p : pollables_) p->Withdraw(key);
   for (Execution* e : mine) {
     e->failed = true;
     e->failure = why;

@@ -108,6 +108,7 @@ class Engine : public LinkSink {
     uint32_t lane, node;
   };
 
+  bool PollAll();  // whatever carries data
   void RunTasks(std::unique_lock<std::mutex>& lock);
   void Dispatch(Link* link, const Header& header, const void* payload);  // under mu_
   void Drop(Link* link, const Header& header, const void* payload);      // gives back what an unwanted message holds

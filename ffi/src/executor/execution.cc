@@ -154,11 +154,15 @@ Header Execution::MakeHeader(MessageType type, int to, uint32_t lane, uint32_t t
 
 void Execution::Tell(Link* link, MessageType type, int to, uint32_t lane, uint32_t transfer, const Span* payload,
                      size_t spans) {
-  if (link->Send(MakeHeader(type, to, lane, transfer), payload, spans)) return;
+  Tell(link, MakeHeader(type, to, lane, transfer), payload, spans);
+}
+
+void Execution::Tell(Link* link, const Header& h, const Span* payload, size_t spans) {
+  if (link->Send(h, payload, spans)) return;
   engine_->FailKey(request.key,
-                   Format("%s: message %u to rank %d (transfer %u, lane %u) is longer than the link takes, %s; that is "
+                   Format("%s: message %u to rank %u (transfer %u, lane %u) is longer than the link takes, %s; that is "
                           "a fault of jaxcoll, please report it",
-                          Describe().c_str(), static_cast<unsigned>(type), to, transfer, lane, link->name()),
+                          Describe().c_str(), static_cast<unsigned>(h.type), h.dst, h.transfer, h.lane, link->name()),
                    this);
 }
 
@@ -205,7 +209,9 @@ void Execution::Offer(Link* link, uint32_t lane, uint32_t id, std::vector<Span> 
   remote.reserve(spans.size());
   for (const Span& s : spans) remote.push_back({reinterpret_cast<uint64_t>(s.data), s.size});
   Span payload{remote.data(), remote.size() * sizeof(RemoteSpan)};
-  Tell(link, MessageType::kOffer, node.peer, lane, node.transfer, &payload, 1);
+  Header h = MakeHeader(MessageType::kOffer, node.peer, lane, node.transfer);
+  h.offset = link->withdrawals();
+  Tell(link, h, &payload, 1);
 }
 
 void Execution::OfferLocal(uint32_t lane, uint32_t transfer, Execution* to) {
@@ -308,6 +314,7 @@ void Execution::OnOffer(Link* link, const Header& h, const RemoteSpan* spans, si
   if (s == nullptr || count == 0) return Refuse(link, h);
   s->link = link;
   s->local_sender = local_sender;
+  s->offered_at = h.offset;
   s->direct = link == nullptr;
   s->first = spans[0];
   s->more.assign(spans + (count > 1 ? 0 : count), spans + count);

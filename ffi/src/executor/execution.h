@@ -120,6 +120,7 @@ class Execution {
     bool direct = false;      // kOffered: the addresses are this process's own (a local sender, or a peer's slab)
     RemoteSpan posted{0, 0};  // the block of the peer's slab, size 0: none
     RemoteSpan first{0, 0};
+    uint64_t offered_at = 0;  // kOffered: how many operations its sender had withdrawn by then
     std::vector<RemoteSpan> more;
     std::unique_ptr<uint8_t[]> buffer;
     size_t received = 0, promised = 0;
@@ -156,6 +157,7 @@ class Execution {
   // Sends a message about a transfer. One that its link can't take at all fails the operation.
   void Tell(Link* link, MessageType type, int to, uint32_t lane, uint32_t transfer, const Span* payload = nullptr,
             size_t spans = 0);
+  void Tell(Link* link, const Header& h, const Span* payload, size_t spans);
   // Sends a value by putting it into the slab, once for all its readers. False: it is too large, or there is no room.
   bool Post(Link* link, uint32_t lane, const Node& node, Range r, size_t bytes);
   // The transfer that a message names, if there is one from its sender; and if it fits and nothing of it has come.

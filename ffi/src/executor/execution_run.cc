@@ -130,10 +130,13 @@ Status Execution::CopyIn(uint32_t lane, const Node& node) {
 Status Execution::Fetch(const InState& s, SpanCursor* cursor, size_t at, size_t size, uint8_t* to) const {
   if (s.more.empty()) {
     RemoteSpan one{s.first.address + at, size};
-    return s.link->Read(&one, 1, to, size);
+    JC_RETURN_IF_ERROR(s.link->Read(&one, 1, to, size));
+  } else {
+    std::vector<RemoteSpan> part = cursor->Part(at, size);
+    JC_RETURN_IF_ERROR(s.link->Read(part.data(), part.size(), to, size));
   }
-  std::vector<RemoteSpan> part = cursor->Part(at, size);
-  return s.link->Read(part.data(), part.size(), to, size);
+  // Its sender may have failed meanwhile, or before this rank began: the memory then holds anything.
+  return s.link->Withdrawn(request.key, s.offered_at) ? Status::Error("has given up this operation") : Status();
 }
 
 int64_t Execution::InOnePiece(uint32_t lane, const Node& node, int64_t at, int64_t most, SpanCursor* cursors) const {

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/status.h"
 
 namespace jaxcoll {
@@ -42,6 +43,13 @@ struct OpKey {
   }
 };
 
+struct OpKeyHash {
+  size_t operator()(const OpKey& k) const {
+    return static_cast<size_t>(
+        Mix64(k.comm ^ Mix64(k.site ^ Mix64(static_cast<uint64_t>(k.launch) ^ (uint64_t{k.index} << 40)))));
+  }
+};
+
 struct Header {
   uint32_t magic = kMagic;
   uint32_t payload = 0;  // bytes that follow
@@ -52,8 +60,8 @@ struct Header {
   OpKey key;
   uint32_t transfer = 0;
   uint64_t signature = 0;  // kind, reduction, type, count of the sender's operation
-  uint64_t offset = 0;
-  uint64_t total = 0;  // kData: bytes of the whole transfer
+  uint64_t offset = 0;     // kOffer: the sender's withdrawals() when it offered
+  uint64_t total = 0;      // kData: bytes of the whole transfer
 
   static constexpr uint32_t kMagic = 0x314c434a;  // "JCL1"
 };
@@ -114,6 +122,8 @@ class Pollable {
   virtual void Polling(int delta) = 0;
   // Operations are open, so messages matter, or none are.
   virtual void SetBusy(bool busy) = 0;
+  // The operation has failed here, and the memory that it has offered is about to be used for something else.
+  virtual void Withdraw(const OpKey& key) {}
 };
 
 // What a transport calls back (the engine). Calls come from whichever thread polls the transport, with none of the
@@ -149,8 +159,12 @@ class Link {
   virtual bool Send(const Header& header, const Span* payload, size_t spans) = 0;
   // Push links: streams a whole transfer from the caller's memory as kData messages, then calls OnSent(token).
   virtual void Stream(const Header& header, const std::vector<Span>& payload, uint64_t token) = 0;
-  // Pull links: copies from the peer's memory. An error's text goes on from the words "rank 3 ".
+  // Pull links: copies from the peer's memory. An error's text goes on from the words "rank 3 ". What has been read is
+  // of the operation only if its offer, made after `since` withdrawals, isn't withdrawn even now.
   virtual Status Read(const RemoteSpan* from, size_t spans, void* to, size_t size) = 0;
+  virtual bool Withdrawn(const OpKey& key, uint64_t since) const { return false; }
+  // How many operations this process has withdrawn.
+  virtual uint64_t withdrawals() const { return 0; }
   // The slab that the peer at the other end can read, or null.
   virtual Slab* slab() { return nullptr; }
   // The peer will read a block of that slab once more.

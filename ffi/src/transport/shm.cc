@@ -220,6 +220,10 @@ Status ShmLink::Read(const RemoteSpan* from, size_t spans, void* to, size_t size
   return {};
 }
 
+bool ShmLink::Withdrawn(const OpKey& key, uint64_t since) const { return theirs_->withdrawals.Has(key, since); }
+
+uint64_t ShmLink::withdrawals() const { return transport_->mine_->withdrawals.count(); }
+
 Slab* ShmLink::slab() { return &transport_->slab_; }
 
 void ShmLink::Lend(uint64_t block) { transport_->slab_.Lend(block, place_); }
@@ -392,6 +396,8 @@ void ShmTransport::SetBusy(bool busy) {
   busy_ = busy;
   if (busy && pollers_ == 0) Kick();
 }
+
+void ShmTransport::Withdraw(const OpKey& key) { mine_->withdrawals.Add(key); }
 
 bool ShmTransport::AnyWork() const {
   for (const ShmLink* link : links_)

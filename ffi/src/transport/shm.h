@@ -38,6 +38,8 @@ class ShmLink final : public Link {
   bool Send(const Header& header, const Span* payload, size_t spans) override;
   void Stream(const Header& header, const std::vector<Span>& payload, uint64_t token) override;
   Status Read(const RemoteSpan* from, size_t spans, void* to, size_t size) override;
+  bool Withdrawn(const OpKey& key, uint64_t since) const override;
+  uint64_t withdrawals() const override;
   int Forget(const OpKey& key, int rank) override;
   bool idle() override { return !has_pending_; }
   Slab* slab() override;
@@ -94,6 +96,7 @@ class ShmTransport final : public Pollable {
   void Wait(uint32_t messages, int64_t timeout_ns) override;
   void Polling(int delta) override;
   void SetBusy(bool busy) override;
+  void Withdraw(const OpKey& key) override;
 
  private:
   friend class ShmLink;

@@ -8,10 +8,12 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "transport/link.h"
+
 namespace jaxcoll {
 
 inline constexpr uint32_t kSegmentMagic = 0x4d48534a;  // "JSHM"
-inline constexpr uint32_t kLayout = 3;
+inline constexpr uint32_t kLayout = 4;
 inline constexpr size_t kRingBytes = size_t{512} << 10;
 inline constexpr uint32_t kMessage = 1, kPadding = 2;
 inline constexpr size_t kSlabBytes = size_t{2} << 20;
@@ -50,6 +52,33 @@ struct ShmRing {
   alignas(64) uint8_t data[kRingBytes];
 };
 
+// The operations that have failed in a process: what they offered is to be read no more. Written by its owner alone.
+class Withdrawals {
+ public:
+  static constexpr uint64_t kKept = 1023;
+  uint64_t count() const { return count_.load(std::memory_order_acquire); }
+  void Add(const OpKey& key) {
+    uint64_t n = count_.load(std::memory_order_relaxed);
+    keys_[n % kKept].store(OpKeyHash()(key), std::memory_order_seq_cst);
+    count_.store(n + 1, std::memory_order_seq_cst);
+    std::atomic_thread_fence(std::memory_order_seq_cst);  // before the memory is written again
+  }
+  // Whether it is one of those after the first `since`, or so many have come since then that nobody knows.
+  bool Has(const OpKey& key, uint64_t since) const {
+    std::atomic_thread_fence(std::memory_order_seq_cst);  // after the memory has been read
+    uint64_t now = count_.load(std::memory_order_seq_cst);
+    if (now == since) return false;
+    if (now - since >= kKept) return true;
+    for (uint64_t n = since; n < now; ++n)
+      if (keys_[n % kKept].load(std::memory_order_seq_cst) == OpKeyHash()(key)) return true;
+    return count_.load(std::memory_order_seq_cst) - since >= kKept;  // overwritten meanwhile
+  }
+
+ private:
+  std::atomic<uint64_t> count_;
+  std::atomic<uint64_t> keys_[kKept];
+};
+
 struct ShmSegment {
   uint32_t magic, layout;
   uint32_t places, ring_bytes;
@@ -58,7 +87,8 @@ struct ShmSegment {
   // The owner sleeps until the bell reaches `wake_at`; `sleeping` counts its sleepers.
   alignas(64) std::atomic<uint32_t> sleeping;
   std::atomic<uint32_t> wake_at;
-  alignas(64) ShmRing rings[1];  // [places]: messages from that place to the owner of this segment
+  alignas(64) Withdrawals withdrawals;  // the owner's
+  alignas(64) ShmRing rings[1];         // [places]: messages from that place to the owner of this segment
 };
 
 inline size_t RingsBytes(int places) {

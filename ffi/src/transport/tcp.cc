@@ -2,8 +2,6 @@
 #include "transport/tcp.h"
 
 #include <fcntl.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -14,7 +12,21 @@
 #include <chrono>
 #include <cstring>
 
+#include "base/clock.h"
+#include "transport/silence.h"
+
 namespace jaxcoll {
+namespace {
+
+constexpr int64_t kLookNs = 1000000000;  // between two looks for hosts that don't answer
+
+bool IsTcp(int fd) {
+  int protocol = 0;
+  socklen_t size = sizeof(protocol);
+  return getsockopt(fd, SOL_SOCKET, SO_PROTOCOL, &protocol, &size) == 0 && protocol == IPPROTO_TCP;
+}
+
+}  // namespace
 
 Status TcpTransport::Create(std::unique_ptr<TcpTransport>* out) {
   int epoll_fd = epoll_create1(EPOLL_CLOEXEC), wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
@@ -27,16 +39,14 @@ Status TcpTransport::Create(std::unique_ptr<TcpTransport>* out) {
   return {};
 }
 
-TcpTransport::~TcpTransport() {
-  Stop();
-  close(epoll_fd_);
-  close(wake_fd_);
-}
+TcpTransport::~TcpTransport() { Stop(); }
 
 Status TcpTransport::AddPeer(int process, const std::vector<int>& fds, bool carries_data,
                              std::unique_ptr<TcpLink>* out) {
   auto link = std::make_unique<TcpLink>(this, process, fds);
   for (auto& c : link->conns_) {
+    c->tcp = IsTcp(c->fd);
+    if (c->tcp) KeepAlive(c->fd);
     int one = 1;
     setsockopt(c->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));  // fails on a UNIX socket, where nothing is delayed
     setsockopt(c->fd, SOL_SOCKET, SO_TIMESTAMPNS, &one, sizeof(one));
@@ -178,7 +188,7 @@ bool TcpTransport::HandleEvents(int timeout_ms) {
           slot.link->Drop(slot.conn);
           ok = true;
         }
-        if (slot.conn->queue.empty()) Arm(slot.conn, false);
+        if (slot.conn->Next() == nullptr) Arm(slot.conn, false);
       }
       any = true;
       for (uint64_t token : sent) sink_->OnSent(slot.link, token);
@@ -218,8 +228,26 @@ void TcpTransport::Polling(int delta) {
 
 void TcpTransport::SetBusy(bool) {}
 
+void TcpTransport::FindSilent() {
+  std::lock_guard<std::mutex> lock(poll_mu_);
+  for (const Slot& slot : slots_) {
+    tcp_info info{};
+    socklen_t size = sizeof(info);
+    if (!slot.conn->tcp || slot.link->down_ || getsockopt(slot.conn->fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0 ||
+        !IsSilent(info))
+      continue;
+    slot.link->fault_ = kSilent;
+    Down(slot.link);
+  }
+}
+
 void TcpTransport::ServiceLoop() {
+  int64_t look_ns = NowNs() + kLookNs;
   while (!stopping_) {
+    if (int64_t now = NowNs(); now >= look_ns) {
+      look_ns = now + kLookNs;
+      FindSilent();
+    }
     if (carries_data_ && pollers_ > 0) {
       std::unique_lock<std::mutex> lock(wait_mu_);
       wait_cv_.wait_for(lock, std::chrono::milliseconds(50), [&] { return stopping_ || pollers_ == 0; });

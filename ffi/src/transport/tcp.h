@@ -1,7 +1,7 @@
 // Processes of other hosts: several TCP connections per pair, connected and authenticated by the caller (Python), which
-// hands over the descriptors. Connection 0 carries the small messages; a large transfer is cut into fragments over all
-// of them, written from and read into the caller's memory without a copy of ours. Between processes of one host the
-// same class is the life line: its end says that the peer is gone.
+// hands over the descriptors. Connection 0 carries the small messages, before whatever else waits there; a large
+// transfer is cut into fragments over all of them, written from and read into the caller's memory without a copy of
+// ours. Between processes of one host the same class is the life line: its end says that the peer is gone.
 #ifndef JAXCOLL_TRANSPORT_TCP_H_
 #define JAXCOLL_TRANSPORT_TCP_H_
 
@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "transport/arrivals.h"
+#include "transport/descriptor.h"
 #include "transport/link.h"
 
 namespace jaxcoll {
@@ -25,7 +26,6 @@ class TcpTransport;
 class TcpLink final : public Link {
  public:
   TcpLink(TcpTransport* transport, int process, const std::vector<int>& fds);
-  ~TcpLink() override;
   const char* name() const override { return "tcp"; }
   bool can_read() const override { return false; }
   size_t eager_limit() const override;
@@ -51,11 +51,15 @@ class TcpLink final : public Link {
     std::shared_ptr<StreamState> stream;
   };
   struct Conn {
-    int fd = -1;
+    explicit Conn(int descriptor) : fd(descriptor) {}
+    const Descriptor fd;
+    bool tcp = false;    // not a UNIX socket
     bool armed = false;  // EPOLLOUT is on
     bool ended = false;  // the peer has closed it
     std::mutex write_mu, read_mu;
-    std::deque<Item> queue;
+    std::deque<Item> messages, streams;  // the farewell is the last of the streams
+    // The one whose first item is written next: what is begun is finished, then messages go first. Null: none.
+    std::deque<Item>* Next();
     // Reading: bytes that have come, then, for a kData payload, straight into its target.
     std::vector<uint8_t> buffer;
     size_t begin = 0, end = 0;
@@ -73,6 +77,7 @@ class TcpLink final : public Link {
   void Drop(Conn* c);  // what waits to be written: nobody will take it; under write_mu
   static size_t Unwritten(const Item& item, iovec* iov, size_t most);  // the next pieces; how many
   static void Wrote(Item* item, size_t bytes);
+  static size_t Own(Item* item);  // what is still to be written becomes ours; how many bytes that holds
   // Writes what the socket takes. Finished streams are added to `sent`. False: the connection is broken.
   bool Write(Conn* c, std::vector<uint64_t>* sent);
   bool ReadSome(Conn* c, bool* any);
@@ -120,12 +125,13 @@ class TcpTransport final : public Pollable {
   void Down(TcpLink* link);
   void Ended(TcpLink* link, TcpLink::Conn* c);
   void Kick();
+  void FindSilent();  // takes down what leads to hosts that don't answer
   // Streams whose last byte went out where OnSent could not be called; the next poll reports them.
   void SentLater(TcpLink* link, const std::vector<uint64_t>& tokens);
   bool ReportSent();
   void ServiceLoop();
 
-  const int epoll_fd_, wake_fd_;
+  const Descriptor epoll_fd_, wake_fd_;
   LinkSink* sink_ = nullptr;
   std::deque<Slot> slots_;
   std::vector<TcpLink*> links_;

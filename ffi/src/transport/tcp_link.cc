@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "transport/silence.h"
 #include "transport/tcp.h"
 
 namespace jaxcoll {
@@ -21,26 +22,15 @@ constexpr size_t kBuffer = size_t{64} << 10;
 constexpr size_t kControl = 1024;  // bytes that say something about the transfers, and carry none
 constexpr int kReadRounds = 16;    // of one connection before the others get their turn
 
-const std::vector<uint8_t>& Zeros() {
-  static const std::vector<uint8_t> zeros(kFragment);
-  return zeros;
-}
-
 }  // namespace
 
 TcpLink::TcpLink(TcpTransport* transport, int process, const std::vector<int>& fds)
     : Link(process), transport_(transport) {
   for (int fd : fds) {
-    auto c = std::make_unique<Conn>();
-    c->fd = fd;
+    auto c = std::make_unique<Conn>(fd);
     c->buffer.resize(kBuffer);
     conns_.push_back(std::move(c));
   }
-}
-
-TcpLink::~TcpLink() {
-  for (auto& c : conns_)
-    if (c->fd >= 0) close(c->fd);
 }
 
 size_t TcpLink::eager_limit() const { return kEagerLimit; }
@@ -65,6 +55,11 @@ bool TcpLink::Send(const Header& header, const Span* payload, size_t spans) {
   return true;
 }
 
+std::deque<TcpLink::Item>* TcpLink::Conn::Next() {
+  if (!streams.empty() && (streams.front().written > 0 || messages.empty())) return &streams;
+  return messages.empty() ? nullptr : &messages;
+}
+
 void TcpLink::Push(Conn* c, Item item) {
   item.total = sizeof(Header) + item.header.payload;
   std::vector<uint64_t> sent;
@@ -72,14 +67,16 @@ void TcpLink::Push(Conn* c, Item item) {
   {
     std::lock_guard<std::mutex> lock(c->write_mu);
     if (down_) return;
-    bool first = c->queue.empty();
+    bool first = c->Next() == nullptr;
     held_ += item.held;
-    c->queue.push_back(std::move(item));
-    if (!c->queue.back().owned.empty()) c->queue.back().spans[0].data = c->queue.back().owned.data();
+    bool waits = item.stream != nullptr || item.header.type == MessageType::kGoodbye;
+    std::deque<Item>& queue = waits ? c->streams : c->messages;
+    queue.push_back(std::move(item));
+    if (!queue.back().owned.empty()) queue.back().spans[0].data = queue.back().owned.data();
     // What the socket takes goes out at once. The end of a stream is told by whoever polls next: OnSent may not be
     // called from here.
     if (first) ok = Write(c, &sent);
-    if (!c->queue.empty()) transport_->Arm(c, true);
+    if (c->Next() != nullptr) transport_->Arm(c, true);
   }
   if (!sent.empty()) transport_->SentLater(this, sent);
   if (!ok) {
@@ -154,8 +151,8 @@ void TcpLink::Wrote(Item* item, size_t bytes) {
 
 bool TcpLink::Write(Conn* c, std::vector<uint64_t>* sent) {
   constexpr size_t kMaxIov = 64;
-  while (!c->queue.empty()) {
-    Item& item = c->queue.front();
+  while (std::deque<Item>* queue = c->Next()) {
+    Item& item = queue->front();
     iovec iov[kMaxIov];
     msghdr message{};
     message.msg_iov = iov;
@@ -169,23 +166,38 @@ bool TcpLink::Write(Conn* c, std::vector<uint64_t>* sent) {
     if (item.written < item.total) continue;
     if (item.stream && item.stream->left.fetch_sub(1) == 1) sent->push_back(item.stream->token);
     held_ -= item.held;
-    c->queue.pop_front();
+    queue->pop_front();
   }
   return true;
 }
 
 void TcpLink::Drop(Conn* c) {
-  for (const Item& item : c->queue) held_ -= item.held;
-  c->queue.clear();
+  for (std::deque<Item>* queue : {&c->messages, &c->streams}) {
+    for (const Item& item : *queue) held_ -= item.held;
+    queue->clear();
+  }
 }
 
 bool TcpLink::idle() {
   bool idle = true;
   for (auto& c : conns_) {
     std::lock_guard<std::mutex> lock(c->write_mu);
-    idle = idle && c->queue.empty();
+    idle = idle && c->Next() == nullptr;
   }
   return idle || down_ || left_;
+}
+
+size_t TcpLink::Own(Item* item) {
+  size_t from = item->next_from;
+  for (size_t i = item->next; i < item->spans.size(); ++i) {
+    const auto* data = static_cast<const uint8_t*>(item->spans[i].data);
+    item->owned.insert(item->owned.end(), data + std::exchange(from, 0), data + item->spans[i].size);
+  }
+  item->spans = {{item->owned.data(), item->owned.size()}};
+  item->next = item->next_from = 0;
+  item->stream = nullptr;
+  item->held = sizeof(Item) + item->owned.size();
+  return item->held;
 }
 
 int TcpLink::Forget(const OpKey& key, int rank) {
@@ -193,18 +205,15 @@ int TcpLink::Forget(const OpKey& key, int rank) {
   for (auto& c : conns_) {
     {
       std::lock_guard<std::mutex> lock(c->write_mu);
-      for (size_t i = 0; i < c->queue.size();) {
-        Item& item = c->queue[i];
+      for (size_t i = 0; i < c->streams.size();) {
+        Item& item = c->streams[i];
         if (!item.stream || !(item.header.key == key) || item.header.src != rank) {
           ++i;
         } else if (item.written == 0) {
-          c->queue.erase(c->queue.begin() + static_cast<ptrdiff_t>(i));
+          c->streams.erase(c->streams.begin() + static_cast<ptrdiff_t>(i));
         } else {
-          // Under way: the frame must be completed, with bytes that are not the caller's.
-          item.spans = {{Zeros().data(), item.header.payload}};
-          item.next = 0;
-          item.next_from = item.written - std::min(item.written, sizeof(Header));
-          item.stream = nullptr;
+          // Under way: the frame must be completed, and the peer may have finished with it before it hears of the end.
+          held_ += Own(&item);
           ++i;
         }
       }
@@ -228,6 +237,7 @@ ssize_t TcpLink::ReadInto(Conn* c, iovec* to, size_t count) {
   message.msg_control = control;
   message.msg_controllen = sizeof(control);
   ssize_t got = recvmsg(c->fd, &message, MSG_DONTWAIT);
+  if (got < 0 && (errno == ETIMEDOUT || errno == EHOSTUNREACH)) fault_ = kSilent;
   if (got <= 0) return got;
   size_t room = 0;
   for (size_t i = 0; i < count; ++i) room += to[i].iov_len;
