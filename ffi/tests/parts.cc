@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <iterator>
 #include <memory>
@@ -14,8 +15,13 @@
 #include <thread>
 #include <vector>
 
+#if defined(__SSE2__)
+#include <xmmintrin.h>
+#endif
+
 #include "executor/completers.h"
 #include "executor/early.h"
+#include "reduce/combine.h"
 #include "transport/shm.h"
 #include "transport/shm_layout.h"
 #include "transport/shm_slab.h"
@@ -198,6 +204,40 @@ void EarlyMessagesAreFound() {
   Check(early.bytes() == 0 && others(2, 7) == 0 && early.TakeStale(10).empty(), "something is left");
 }
 
+// ---------------------------------------------------------------- denormal numbers by themselves
+
+#if defined(__SSE2__)
+float FromBits(uint32_t bits) {
+  float value = 0;
+  memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+// XLA's threads flush denormal numbers to zero, others don't, and any of them may reduce: the result is the same.
+void DenormalsAreKept() {
+  constexpr size_t kCount = 100;
+  const std::vector<float> tiny(kCount, FromBits(71362));  // 1e-40
+  const std::vector<uint16_t> half(kCount, 3);             // 3 * 2^-133 in bf16
+  std::vector<uint32_t> sum(kCount), most(kCount), wide(kCount);
+  std::vector<uint16_t> narrow(kCount);
+  const unsigned before = _mm_getcsr(), flush = before | 0x8040;
+  _mm_setcsr(flush);
+  const std::array<Source, 2> two{Source{tiny.data(), false}, Source{tiny.data(), false}};
+  const std::array<Source, 2> halves{Source{half.data(), false}, Source{half.data(), false}};
+  Combine(DType::kF32, Reduction::kSum, sum.data(), false, two.data(), 2, kCount);
+  Combine(DType::kF32, Reduction::kMax, most.data(), false, two.data(), 2, kCount);
+  Combine(DType::kBF16, Reduction::kSum, narrow.data(), false, halves.data(), 2, kCount);
+  Convert(DType::kBF16, wide.data(), true, half.data(), false, kCount);
+  const unsigned after = _mm_getcsr();
+  _mm_setcsr(before);
+  Check(after == flush, "the thread rounds otherwise than before");
+  for (size_t i = 0; i < kCount; ++i)
+    Check(sum[i] == 142724 && most[i] == 71362 && narrow[i] == 6 && wide[i] == 3 << 16, "a denormal number is lost");
+}
+#else
+void DenormalsAreKept() {}
+#endif
+
 // ---------------------------------------------------------------- completers by themselves
 
 size_t Threads() {
@@ -235,6 +275,7 @@ int main() {
   LostPeer();
   WaitForRoom();
   EarlyMessagesAreFound();
+  DenormalsAreKept();
   OneThreadForEach();
   return 0;
 }
