@@ -85,6 +85,7 @@ def operands(dtype: str, count: int, n: int, seed: int, wide: list[bool]) -> lis
             made.append(rng.integers(0, 2, n).astype(np.bool_))
         elif kind.kind in "fc" and kind.itemsize >= 4:
             value = rng.standard_normal(n) * 10.0 ** rng.integers(-3, 3, n)
+            value[rng.integers(0, 4, n) == 0] *= 0.0  # of either sign
             made.append((value + 1j * rng.standard_normal(n)).astype(kind) if kind.kind == "c" else value.astype(kind))
         else:
             made.append(rng.integers(0, 256, n * kind.itemsize, dtype=np.uint8).view(kind))

@@ -87,6 +87,15 @@ def test_all_ranks_get_the_same_bits(transport: str, dtype: str):
             assert not cases.compare(case, results, want)
 
 
+@pytest.mark.parametrize("reduce", ["max", "min"])
+def test_all_ranks_get_the_same_zero(reduce: str):
+    values = [np.zeros(999, np.float32) * sign for sign in (1, -1, -1, 1)]
+    with Cluster("inproc", 4) as cluster:
+        for name in ("recursive_doubling", "halving_doubling", "ring", "one_shot"):
+            results = cluster.run(build(name, Kind.ALL_REDUCE, 4), values, reduce)
+            assert all((np.signbit(r) == (reduce == "min")).all() for r in results), name
+
+
 @pytest.mark.parametrize("transport", ["inproc", "shm", "shm-ring", "tcp", "mixed"])
 def test_driven_by_the_callers(transport: str):
     # Handlers poll and work for a while themselves, each on its own thread, and helpers take tasks.
