@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import platform
+import re
+import shutil
+import subprocess
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from needs import need
 
 from jaxcoll.runtime.native import load
 
@@ -75,3 +80,15 @@ def test_into_any_of_the_sources(dtype: str, reduce: str):
                 assert cases.same(want, FOLDS[reduce].reduce(sources[:count], axis=0, dtype=want.dtype)), count
         for into in range(count):
             assert cases.same(combine(dtype, reduce, sources[:count], into), want), (count, into)
+
+
+def test_no_instruction_set_fuses():
+    """A machine with AVX-512 gives the bits of one without, in products of complex numbers too."""
+    if platform.machine() != "x86_64":  # one set of instructions
+        return
+    objdump = shutil.which("objdump")
+    need(objdump is not None, "objdump", "NATIVE")
+    listing = [str(objdump), "--disassemble", "--no-show-raw-insn", str(load().path)]
+    text = subprocess.run(listing, check=True, capture_output=True, text=True).stdout
+    assert "vaddps" in text
+    assert not set(re.findall(r"\tv(?:fn?m(?:add|sub)\w+)", text))
