@@ -67,6 +67,16 @@ def test_nothing_to_move(transport: str):
             assert all(r.size == 0 for r in results)
 
 
+@pytest.mark.parametrize("transport", ["inproc", "shm"])
+def test_a_permute_without_pairs(transport: str):
+    """It only clears its results, and its schedule has no chunk: several lanes of that, which helpers take too."""
+    schedule = build("permute", Kind.PERMUTE, 2, perm=[], pipeline=5)
+    with Cluster(transport, 2, helpers=1) as cluster:
+        for _ in range(20):
+            results = cluster.run(schedule, [np.ones(200_003, np.float32)] * 2, "none")
+            assert all((r == 0).all() for r in results)
+
+
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_one_rank(transport: str):
     value = np.arange(10, dtype=np.int32)

@@ -56,7 +56,12 @@ std::vector<Span> Execution::SlotSpans(const Slot& slot, uint32_t chunk, Range r
 
 size_t Execution::TaskBytes(uint32_t lane, uint32_t id) const {
   const Node& node = plan_.nodes[id];
-  return static_cast<size_t>(LaneOf(node.chunk, lane).size()) * element_size_ * (1 + node.num_in);
+  Range r = node.kind == NodeKind::kZero ? Cleared(lane) : LaneOf(node.chunk, lane);
+  return static_cast<size_t>(r.size()) * element_size_ * (1 + node.num_in);
+}
+
+Range Execution::Cleared(uint32_t lane) const {
+  return Program::LaneRange({0, request.output.block_elements}, static_cast<int>(lane), static_cast<int>(lanes_));
 }
 
 Status Execution::RunNode(uint32_t lane, uint32_t id) {
@@ -66,12 +71,9 @@ Status Execution::RunNode(uint32_t lane, uint32_t id) {
       return node.reduce ? ReduceIn(lane, node) : CopyIn(lane, node);
     case NodeKind::kCopy:
       return CopySlot(node, LaneOf(node.chunk, lane));
-    case NodeKind::kZero: {
-      Range all =
-          Program::LaneRange({0, request.output.block_elements}, static_cast<int>(lane), static_cast<int>(lanes_));
-      for (const Span& s : SlotSpans(node.dst, 0, all)) memset(const_cast<void*>(s.data), 0, s.size);
+    case NodeKind::kZero:
+      for (const Span& s : SlotSpans(node.dst, 0, Cleared(lane))) memset(const_cast<void*>(s.data), 0, s.size);
       return {};
-    }
     default:
       return {};
   }
