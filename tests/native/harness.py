@@ -19,6 +19,8 @@ import numpy.typing as npt
 
 from jaxcoll.runtime.native import NativeError, load
 from jaxcoll.schedule import Kind, Schedule, Table, encode
+from jaxcoll.telemetry import RECORD_SIZE, Record, as_records
+from jaxcoll.telemetry.record import to_record
 
 Array = npt.NDArray[Any]
 Place = tuple[int, int, int]
@@ -174,6 +176,13 @@ class Cluster:
         for p, devices in enumerate(self.devices):
             self.native.check(self.native.lib.jc_world_add_devices(world, p, self.native.int64s(devices), len(devices)))
         return world
+
+    def drain(self, world: int, most: int = 1000) -> list[Record]:
+        """The records of a process that nobody has taken yet."""
+        ffi = self.native.ffi
+        out, dropped = ffi.new("uint8_t[]", most * RECORD_SIZE), ffi.new("uint64_t*")
+        count = self.native.lib.jc_records_drain(self.worlds[world], out, most, dropped)
+        return [to_record(r) for r in as_records(bytes(ffi.buffer(out, count * RECORD_SIZE)))]
 
     def _join(self) -> None:
         lib = self.native.lib

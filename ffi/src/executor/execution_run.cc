@@ -173,7 +173,6 @@ Status Execution::ReduceIn(uint32_t lane, const Node& node) {
     m = InOnePiece(lane, node, at - r.begin, m, cursors.data());
     if (m <= 0) return Unreadable(TooShort(), node.first_in);
     sources.clear();
-    int64_t local_begin = NowNs();
     for (uint32_t k = 0; k < node.num_in; ++k) {
       if (has_own && k == node.own_place) sources.push_back({own, node.src.wide});
       InState& s = in(lane, node.first_in + k);
@@ -193,14 +192,13 @@ Status Execution::ReduceIn(uint32_t lane, const Node& node) {
       }
     }
     if (has_own && node.own_place >= node.num_in) sources.push_back({own, node.src.wide});
+    int64_t begin = NowNs();
     Combine(request.dtype, request.reduce, dst, node.dst.wide, sources.data(), static_cast<int>(sources.size()),
             static_cast<size_t>(m));
-    if (!remote) {
-      // One pass read all sources together: each gets its share of the time.
-      int64_t share = (NowNs() - local_begin) / static_cast<int64_t>(sources.size());
-      for (uint32_t k = 0; k < node.num_in; ++k)
-        if (in(lane, node.first_in + k).state == In::kOffered) in(lane, node.first_in + k).transfer_ns += share;
-    }
+    // One pass read all sources together: those that it read in place get their share of the time.
+    int64_t share = (NowNs() - begin) / static_cast<int64_t>(sources.size());
+    for (uint32_t k = 0; k < node.num_in; ++k)
+      if (InState& s = in(lane, node.first_in + k); s.state == In::kOffered && s.direct) s.transfer_ns += share;
     at += m;
   }
   return {};
