@@ -25,6 +25,7 @@
 #include "transport/shm.h"
 #include "transport/shm_layout.h"
 #include "transport/shm_slab.h"
+#include "transport/tcp.h"
 
 namespace {
 
@@ -162,10 +163,46 @@ void WaitForRoom() {
     pair.ends[1]->Poll();
   });
   pair.ends[0]->Poll();
-  pair.ends[0]->Wait(1000, 600 * int64_t{1000000000});  // for more messages than come: it is the room that wakes
+  const std::atomic<bool> over{false};
+  pair.ends[0]->Wait(1000, 600 * int64_t{1000000000}, over);  // for more messages than come: it is the room that wakes
   Check(reads, "no wait for room in the ring");
   reader.join();
   Check(pair.ends[0]->Poll() && pair.links[0]->idle(), "no room after a wait for it");
+}
+
+// ---------------------------------------------------------------- sleeping by itself
+
+// The end of an operation wakes its sleeper, whichever of several that is, and whichever of them wakes first.
+void EndsWake(Pollable* way) {
+  constexpr int kSleepers = 4;
+  std::array<std::atomic<bool>, kSleepers> over{};
+  std::array<std::atomic<bool>, kSleepers> left{};
+  std::vector<std::thread> sleepers;
+  for (int i = 0; i < kSleepers; ++i)
+    sleepers.emplace_back([&, i] {
+      while (!over[i]) way->Wait(1000, 600 * int64_t{1000000000}, over[i]);
+      left[i] = true;
+    });
+  for (int i = 0; i < kSleepers; ++i) {
+    usleep(10000);
+    Check(!left[i], "left before its end");
+    over[i] = true;
+    way->Wake();
+    for (int waited = 0; !left[i]; ++waited) {
+      Check(waited < 3000, "asleep after its end");
+      usleep(1000);
+    }
+  }
+  for (std::thread& t : sleepers) t.join();
+  way->Wait(1000, 600 * int64_t{1000000000}, over[0]);
+}
+
+void EndsWakeEverywhere() {
+  Pair pair;
+  EndsWake(pair.ends[0].get());
+  std::unique_ptr<TcpTransport> tcp;
+  Check(TcpTransport::Create(&tcp).ok(), "tcp");
+  for (int round = 0; round < 10; ++round) EndsWake(tcp.get());
 }
 
 // ---------------------------------------------------------------- early messages by themselves
@@ -274,6 +311,7 @@ int main() {
   LongestMessage();
   LostPeer();
   WaitForRoom();
+  EndsWakeEverywhere();
   EarlyMessagesAreFound();
   DenormalsAreKept();
   OneThreadForEach();

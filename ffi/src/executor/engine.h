@@ -53,7 +53,8 @@ class Engine : public LinkSink {
   Engine(EngineOptions options, int my_process, std::vector<Link*> links);
   ~Engine() override;
 
-  void AddPollable(Pollable* p) { pollables_.push_back(p); }
+  // Once it has its peers. Shared memory comes first: a driver sleeps on the first one that carries data.
+  void AddPollable(Pollable* p);
 
   // Starts an operation of a local rank. Returns true if it is over already (status tells how); else `done` will be
   // called once. With `drive` it polls and works until the operation is over or nothing has happened for spin_ns.
@@ -146,6 +147,9 @@ class Engine : public LinkSink {
   const int my_process_;
   const std::vector<Link*> links_;
   std::vector<Pollable*> pollables_;
+  // What drivers poll, and sleep on. A second carrier's own thread goes on; it wakes them where it ends an operation.
+  Pollable* driven_ = nullptr;
+  int carriers_ = 0;
   std::vector<std::string> lost_;  // [process] why it is gone, empty while it lives
   bool any_lost_ = false;
   std::vector<int> unreported_;  // lost processes that on_lost hasn't heard of

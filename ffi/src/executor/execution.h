@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/clock.h"
@@ -106,6 +107,7 @@ class Execution {
   struct Caller {
     bool inside = true;
     std::atomic<bool> over{false};
+    std::thread::id driver;  // the thread that polls for this operation and may sleep meanwhile, if there is one
     Status status;
   };
   std::shared_ptr<Caller> caller = std::make_shared<Caller>();
