@@ -39,7 +39,8 @@ struct EngineOptions {
   size_t lane_bytes = size_t{512} << 10;    // a chunk is cut into lanes of about this size
   size_t landing_bytes = size_t{16} << 20;  // push links: memory for what has arrived and not been reduced
   size_t early_bytes = size_t{256} << 20;   // what peers may send ahead of operations that this process has not begun
-  std::function<void(const std::string&)> log;
+  std::function<void(const std::string&)> log;  // called without the mutex: it may block
+  bool quiet = false;                           // late ranks are not logged
   // Called without the mutex: by every Tick(); when a peer says that a communicator's GPU side has failed; when a
   // process is lost.
   std::function<void()> on_tick;
@@ -140,7 +141,7 @@ class Engine : public LinkSink {
   void NoticeLosses(int64_t now);
   void ReportLosses(std::unique_lock<std::mutex>& lock);  // to on_lost; gives the mutex up meanwhile
   void TellWaiting(int64_t now);
-  void GiveVerdicts(int64_t now);
+  void GiveVerdicts(int64_t now, std::vector<std::string>* late);  // adds what is to be logged of late ranks
   void DropStale(int64_t now);
 
   const EngineOptions options_;
