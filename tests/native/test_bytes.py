@@ -30,6 +30,7 @@ from jaxcoll.schedule import (
 )
 
 from . import cases
+from .harness import Cluster, within
 
 NATIVE = load()
 MOST_RANKS = 64  # beyond it the Python verifier's arrays are huge; such mutations are valid only as empty permutations
@@ -216,6 +217,17 @@ def test_random_schedules():
         )
         verdicts[verdict(encode(schedule))] += 1
     assert min(verdicts) > 50
+
+
+def test_many_steps_and_graphs_without_edges_cost_no_time():
+    # Steps times graphs are more than anybody can look at.
+    most = 65535
+    first, last = Edge(0, 0, 1, Op.REDUCE, (0,)), Edge(most - 1, 1, 0, Op.COPY, (0,))
+    graphs = (ChunkGraph(()),) * (most - 1) + (ChunkGraph((first, last)),)
+    schedule = Schedule("long", Collective(Kind.ALL_REDUCE, 2), most, (Chunk(None, None),), graphs)
+    with Cluster("inproc", 2) as cluster, within(5):
+        key = cluster.define([schedule])
+        assert all((r == 3).all() for r in cluster.run(schedule, [np.ones(9), np.full(9, 2.0)], key=key))
 
 
 def test_large_claims_cost_no_memory():
