@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+import time
 import zlib
 from collections.abc import Callable
 
@@ -236,3 +237,14 @@ def test_large_claims_cost_no_memory():
     blob[18:20] = struct.pack("<H", 32767)
     assert not native_accepts(sealed(bytes(blob)))
     assert np.iinfo(np.int16).max == 32767
+
+
+def test_a_program_that_is_known_is_not_checked_again():
+    blob, took = encode(build("ring", Kind.ALL_REDUCE, 192)), []
+    with Cluster("inproc", 2) as cluster:
+        for _ in range(4):
+            begin = time.process_time()
+            assert NATIVE.lib.jc_program_load(cluster.worlds[0], NATIVE.buffer(blob), len(blob)) == 0
+            took.append(time.process_time() - begin)
+        assert cluster.load(0, build("ring", Kind.ALL_REDUCE, 3)) == 1
+    assert min(took[1:]) < took[0] / 2
