@@ -130,7 +130,7 @@ def psum(
 
     Returns:
       the pytree, each leaf with the shape and dtype of its argument (int32 for bools). float16, bfloat16 and float8 are
-      summed in float32 and rounded once.
+      summed in float32 and rounded once. Denormal numbers are kept (`jax.lax` on CPUs takes them for zeros).
     """
     _check_groups("psum", axis_index_groups)
     axes = _axes(axis_name, "psum")

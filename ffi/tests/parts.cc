@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <iterator>
 #include <memory>
@@ -16,13 +17,19 @@
 #include <thread>
 #include <vector>
 
+#if defined(__SSE2__)
+#include <xmmintrin.h>
+#endif
+
 #include "executor/completers.h"
 #include "executor/early.h"
+#include "reduce/combine.h"
 #include "transport/descriptor.h"
 #include "transport/shm.h"
 #include "transport/shm_layout.h"
 #include "transport/shm_slab.h"
 #include "transport/silence.h"
+#include "transport/tcp.h"
 
 namespace {
 
@@ -160,7 +167,8 @@ void WaitForRoom() {
     pair.ends[1]->Poll();
   });
   pair.ends[0]->Poll();
-  pair.ends[0]->Wait(1000, 600 * int64_t{1000000000});  // for more messages than come: it is the room that wakes
+  const std::atomic<bool> over{false};
+  pair.ends[0]->Wait(1000, 600 * int64_t{1000000000}, over);  // for more messages than come: it is the room that wakes
   Check(reads, "no wait for room in the ring");
   reader.join();
   Check(pair.ends[0]->Poll() && pair.links[0]->idle(), "no room after a wait for it");
@@ -229,6 +237,41 @@ void SilentHosts() {
   Check(!silent(9, 9, 59990, 60000), "what was sent again has been answered");
 }
 
+// ---------------------------------------------------------------- sleeping by itself
+
+// The end of an operation wakes its sleeper, whichever of several that is, and whichever of them wakes first.
+void EndsWake(Pollable* way) {
+  constexpr int kSleepers = 4;
+  std::array<std::atomic<bool>, kSleepers> over{};
+  std::array<std::atomic<bool>, kSleepers> left{};
+  std::vector<std::thread> sleepers;
+  for (int i = 0; i < kSleepers; ++i)
+    sleepers.emplace_back([&, i] {
+      while (!over[i]) way->Wait(1000, 600 * int64_t{1000000000}, over[i]);
+      left[i] = true;
+    });
+  for (int i = 0; i < kSleepers; ++i) {
+    usleep(10000);
+    Check(!left[i], "left before its end");
+    over[i] = true;
+    way->Wake();
+    for (int waited = 0; !left[i]; ++waited) {
+      Check(waited < 3000, "asleep after its end");
+      usleep(1000);
+    }
+  }
+  for (std::thread& t : sleepers) t.join();
+  way->Wait(1000, 600 * int64_t{1000000000}, over[0]);
+}
+
+void EndsWakeEverywhere() {
+  Pair pair;
+  EndsWake(pair.ends[0].get());
+  std::unique_ptr<TcpTransport> tcp;
+  Check(TcpTransport::Create(&tcp).ok(), "tcp");
+  for (int round = 0; round < 10; ++round) EndsWake(tcp.get());
+}
+
 // ---------------------------------------------------------------- early messages by themselves
 
 Header Message(int64_t launch, uint16_t dst, uint64_t shape) {
@@ -264,6 +307,40 @@ void EarlyMessagesAreFound() {
   Check(last.size() == 3 && last[2].header.signature == 6 << 8 && last[2].payload.size() == 8, "in order");
   Check(early.bytes() == 0 && others(2, 7) == 0 && early.TakeStale(10).empty(), "something is left");
 }
+
+// ---------------------------------------------------------------- denormal numbers by themselves
+
+#if defined(__SSE2__)
+float FromBits(uint32_t bits) {
+  float value = 0;
+  memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+// XLA's threads flush denormal numbers to zero, others don't, and any of them may reduce: the result is the same.
+void DenormalsAreKept() {
+  constexpr size_t kCount = 100;
+  const std::vector<float> tiny(kCount, FromBits(71362));  // 1e-40
+  const std::vector<uint16_t> half(kCount, 3);             // 3 * 2^-133 in bf16
+  std::vector<uint32_t> sum(kCount), most(kCount), wide(kCount);
+  std::vector<uint16_t> narrow(kCount);
+  const unsigned before = _mm_getcsr(), flush = before | 0x8040;
+  _mm_setcsr(flush);
+  const std::array<Source, 2> two{Source{tiny.data(), false}, Source{tiny.data(), false}};
+  const std::array<Source, 2> halves{Source{half.data(), false}, Source{half.data(), false}};
+  Combine(DType::kF32, Reduction::kSum, sum.data(), false, two.data(), 2, kCount);
+  Combine(DType::kF32, Reduction::kMax, most.data(), false, two.data(), 2, kCount);
+  Combine(DType::kBF16, Reduction::kSum, narrow.data(), false, halves.data(), 2, kCount);
+  Convert(DType::kBF16, wide.data(), true, half.data(), false, kCount);
+  const unsigned after = _mm_getcsr();
+  _mm_setcsr(before);
+  Check(after == flush, "the thread rounds otherwise than before");
+  for (size_t i = 0; i < kCount; ++i)
+    Check(sum[i] == 142724 && most[i] == 71362 && narrow[i] == 6 && wide[i] == 3 << 16, "a denormal number is lost");
+}
+#else
+void DenormalsAreKept() {}
+#endif
 
 // ---------------------------------------------------------------- completers by themselves
 
@@ -304,7 +381,9 @@ int main() {
   WithdrawnOffers();
   ForkedChild();
   SilentHosts();
+  EndsWakeEverywhere();
   EarlyMessagesAreFound();
+  DenormalsAreKept();
   OneThreadForEach();
   return 0;
 }

@@ -14,11 +14,22 @@ from jaxcoll.schedule.table import Table
 
 Array = npt.NDArray[Any]
 
+
+def _maximum(a: Array, b: Array) -> Array:
+    """Of two zeros +0 is the larger one, in whatever order they come."""
+    largest = np.maximum(a, b)
+    return np.where(a == b, np.copysign(a, np.where(np.signbit(a), b, a)), largest) if a.dtype.kind == "f" else largest
+
+
+def _minimum(a: Array, b: Array) -> Array:
+    return -_maximum(-a, -b) if a.dtype.kind == "f" else np.minimum(a, b)
+
+
 _COMBINE: dict[str, Callable[[Array, Array], Array]] = {
     "sum": np.add,
     "prod": np.multiply,
-    "max": np.maximum,
-    "min": np.minimum,
+    "max": _maximum,
+    "min": _minimum,
 }
 _NARROW_FLOATS = ("float16", "bfloat16", "float8_", "float6_", "float4_")  # by name: their package isn't imported here
 _NARROW_INTS = {"int2": 2, "uint2": 2, "int4": 4, "uint4": 4}
@@ -48,8 +59,9 @@ def interpret(
     `inputs`: one 1-D array a rank, its blocks one behind the other, all of one dtype and length; `reduce`: sum, prod,
     max or min (ignored where nothing is reduced). Returns one 1-D array a rank in the inputs' dtype, blocks likewise;
     ranks that get no result (all but the root of a reduce, the rest of a permutation) get zeros. Floats narrower than
-    float32 are summed in float32 and rounded once, when the value is complete. Raises `ScheduleInvalid` where the
-    schedule can't run on: a rank sends or must return what it doesn't hold, or a copy meets another write.
+    float32 are summed in float32 and rounded once, when the value is complete; -0 is less than +0. Raises
+    `ScheduleInvalid` where the schedule can't run on: a rank sends or must return what it doesn't hold, or a copy meets
+    another write.
     """
     return _Run(schedule, inputs, reduce, table or Table.identity(schedule)).result()
 

@@ -19,6 +19,8 @@ import numpy.typing as npt
 
 from jaxcoll.runtime.native import NativeError, load
 from jaxcoll.schedule import Kind, Schedule, Table, encode
+from jaxcoll.telemetry import RECORD_SIZE, Record, as_records
+from jaxcoll.telemetry.record import to_record
 
 Array = npt.NDArray[Any]
 Place = tuple[int, int, int]
@@ -43,16 +45,18 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 class LogCollector:
-    """What the native library logs while this is in force (the log is one a process)."""
+    """What the native library logs while this is in force (the log is one a process); `also` hears every line."""
 
     _kept: ClassVar[list[Any]] = []  # a native thread may still be about to call one that is no longer in force
 
-    def __init__(self) -> None:
+    def __init__(self, also: Callable[[str], None] | None = None) -> None:
         self.lines: list[str] = []
         native = load()
 
         def keep(message: Any) -> None:
             self.lines.append(native.text(message))
+            if also is not None:
+                also(self.lines[-1])
 
         self._callback = native.ffi.callback("void(const char*)", keep)
         self._kept.append(self._callback)
@@ -130,6 +134,7 @@ class Options:
     connections: int = 2
     loopback: bool = False  # tcp: real TCP connections, not UNIX sockets
     threads: bool = True  # off: nobody reads but `jc_world_pump`
+    quiet: bool = False
     keep_segments: bool = False  # shared memory stays open for the test, as `Cluster.segments`
     seed: int = 1
     read: Callable[[int, int], bool] = field(default=lambda _a, _b: True)  # may process a read process b?
@@ -168,12 +173,19 @@ class Cluster:
             "timeout_ns": int(o.timeout * NS), "warn_ns": int(o.warn * NS), "mismatch_ns": int(o.mismatch * NS),
             "spin_ns": int(o.spin * NS), "helpers": o.helpers, "record": int(o.record),
             "threads": int(o.threads and not self.transport.startswith("fake")), "lane_bytes": o.lane_bytes,
-            "landing_bytes": o.landing_bytes, "early_bytes": o.early_bytes,
+            "landing_bytes": o.landing_bytes, "early_bytes": o.early_bytes, "quiet": int(o.quiet),
         }  # fmt: skip
         world = self.native.lib.jc_world_create(self.native.ffi.new("jc_options*", values), len(self.devices), me)
         for p, devices in enumerate(self.devices):
             self.native.check(self.native.lib.jc_world_add_devices(world, p, self.native.int64s(devices), len(devices)))
         return world
+
+    def drain(self, world: int, most: int = 1000) -> list[Record]:
+        """The records of a process that nobody has taken yet."""
+        ffi = self.native.ffi
+        out, dropped = ffi.new("uint8_t[]", most * RECORD_SIZE), ffi.new("uint64_t*")
+        count = self.native.lib.jc_records_drain(self.worlds[world], out, most, dropped)
+        return [to_record(r) for r in as_records(bytes(ffi.buffer(out, count * RECORD_SIZE)))]
 
     def _join(self) -> None:
         lib = self.native.lib

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+import time
 import zlib
 from collections.abc import Callable
 
@@ -30,6 +31,7 @@ from jaxcoll.schedule import (
 )
 
 from . import cases
+from .harness import Cluster, within
 
 NATIVE = load()
 MOST_RANKS = 64  # beyond it the Python verifier's arrays are huge; such mutations are valid only as empty permutations
@@ -218,9 +220,31 @@ def test_random_schedules():
     assert min(verdicts) > 50
 
 
+def test_many_steps_and_graphs_without_edges_cost_no_time():
+    # Steps times graphs are more than anybody can look at.
+    most = 65535
+    first, last = Edge(0, 0, 1, Op.REDUCE, (0,)), Edge(most - 1, 1, 0, Op.COPY, (0,))
+    graphs = (ChunkGraph(()),) * (most - 1) + (ChunkGraph((first, last)),)
+    schedule = Schedule("long", Collective(Kind.ALL_REDUCE, 2), most, (Chunk(None, None),), graphs)
+    with Cluster("inproc", 2) as cluster, within(5):
+        key = cluster.define([schedule])
+        assert all((r == 3).all() for r in cluster.run(schedule, [np.ones(9), np.full(9, 2.0)], key=key))
+
+
 def test_large_claims_cost_no_memory():
     # A few bytes that name 32767 ranks are refused before anything is made for them.
     blob = bytearray(encode(build("ring", Kind.ALL_REDUCE, 3)))
     blob[18:20] = struct.pack("<H", 32767)
     assert not native_accepts(sealed(bytes(blob)))
     assert np.iinfo(np.int16).max == 32767
+
+
+def test_a_program_that_is_known_is_not_checked_again():
+    blob, took = encode(build("ring", Kind.ALL_REDUCE, 192)), []
+    with Cluster("inproc", 2) as cluster:
+        for _ in range(4):
+            begin = time.process_time()
+            assert NATIVE.lib.jc_program_load(cluster.worlds[0], NATIVE.buffer(blob), len(blob)) == 0
+            took.append(time.process_time() - begin)
+        assert cluster.load(0, build("ring", Kind.ALL_REDUCE, 3)) == 1
+    assert min(took[1:]) < took[0] / 2

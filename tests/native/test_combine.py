@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+import platform
+import re
+import shutil
+import subprocess
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from needs import need
 
 from jaxcoll.runtime.native import load
 
@@ -33,6 +39,33 @@ def combine(dtype: str, reduce: str, sources: Sequence[Array], into: int | None)
     return dst
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16", "float8_e5m2", "float8_e3m4"])
+@pytest.mark.parametrize(("reduce", "wins"), [("max", 0.0), ("min", -0.0)])
+def test_zeros_have_an_order(dtype: str, reduce: str, wins: float):
+    """Ranks combine in orders of their own, and must get the same bits: -0 is less than +0."""
+    zeros, far = np.array([0.0, -0.0]), -1.0 if reduce == "max" else 1.0
+    for first, second in itertools.product(zeros, repeat=2):
+        for count in (2, 3, 8, 9, MOST):
+            for at in {0, 1, count // 2, count - 1}:  # all sources but this one lose, or are `second`
+                for other in (second, far):
+                    rows = [np.full(ELEMENTS, first if k == at else other) for k in range(count)]
+                    got = combine(dtype, reduce, [r.astype(numpy_dtype(dtype)) for r in rows], None)
+                    want = first if other == far or np.signbit(other) == np.signbit(first) else wins
+                    assert (got == 0).all(), (first, other, count, at)
+                    assert (np.signbit(got) == np.signbit(want)).all(), (first, other, count, at)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("reduce", ["max", "min"])
+def test_a_nan_anywhere_wins(dtype: str, reduce: str):
+    for count in (2, 8, 9):
+        for at in range(count):
+            for nan in (np.nan, -np.nan):
+                rows = [np.full(ELEMENTS, nan if k == at else k - 4.0) for k in range(count)]
+                got = combine(dtype, reduce, [r.astype(numpy_dtype(dtype)) for r in rows], None)
+                assert np.isnan(got.astype(np.float64)).all(), (count, at)
+
+
 @pytest.mark.parametrize(("dtype", "reduce"), cases.TYPES)
 def test_into_any_of_the_sources(dtype: str, reduce: str):
     rng = np.random.default_rng(3)
@@ -47,3 +80,15 @@ def test_into_any_of_the_sources(dtype: str, reduce: str):
                 assert cases.same(want, FOLDS[reduce].reduce(sources[:count], axis=0, dtype=want.dtype)), count
         for into in range(count):
             assert cases.same(combine(dtype, reduce, sources[:count], into), want), (count, into)
+
+
+def test_no_instruction_set_fuses():
+    """A machine with AVX-512 gives the bits of one without, in products of complex numbers too."""
+    if platform.machine() != "x86_64":  # one set of instructions
+        return
+    objdump = shutil.which("objdump")
+    need(objdump is not None, "objdump", "NATIVE")
+    listing = [str(objdump), "--disassemble", "--no-show-raw-insn", str(load().path)]
+    text = subprocess.run(listing, check=True, capture_output=True, text=True).stdout
+    assert "vaddps" in text
+    assert not set(re.findall(r"\tv(?:fn?m(?:add|sub)\w+)", text))

@@ -67,6 +67,16 @@ def test_nothing_to_move(transport: str):
             assert all(r.size == 0 for r in results)
 
 
+@pytest.mark.parametrize("transport", ["inproc", "shm"])
+def test_a_permute_without_pairs(transport: str):
+    """It only clears its results, and its schedule has no chunk: several lanes of that, which helpers take too."""
+    schedule = build("permute", Kind.PERMUTE, 2, perm=[], pipeline=5)
+    with Cluster(transport, 2, helpers=1) as cluster:
+        for _ in range(20):
+            results = cluster.run(schedule, [np.ones(200_003, np.float32)] * 2, "none")
+            assert all((r == 0).all() for r in results)
+
+
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_one_rank(transport: str):
     value = np.arange(10, dtype=np.int32)
@@ -85,6 +95,15 @@ def test_all_ranks_get_the_same_bits(transport: str, dtype: str):
             results = cluster.run(case.schedule, list(inputs))
             assert all(cases.same(results[0], r) for r in results), name
             assert not cases.compare(case, results, want)
+
+
+@pytest.mark.parametrize("reduce", ["max", "min"])
+def test_all_ranks_get_the_same_zero(reduce: str):
+    values = [np.zeros(999, np.float32) * sign for sign in (1, -1, -1, 1)]
+    with Cluster("inproc", 4) as cluster:
+        for name in ("recursive_doubling", "halving_doubling", "ring", "one_shot"):
+            results = cluster.run(build(name, Kind.ALL_REDUCE, 4), values, reduce)
+            assert all((np.signbit(r) == (reduce == "min")).all() for r in results), name
 
 
 @pytest.mark.parametrize("transport", ["inproc", "shm", "shm-ring", "tcp", "mixed"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from jaxcoll.runtime.native import NativeError, load
 from jaxcoll.schedule import Kind, Schedule, Table, build
 
-from .harness import TRANSPORTS, Array, Cluster, LogCollector, Op
+from .harness import TRANSPORTS, Array, Cluster, LogCollector, Op, within
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -125,6 +126,41 @@ def test_a_late_rank_only_warns(transport: str):
         assert all((op.result() == 6).all() for op in ops)
     assert all(PLACE.search(line) for line in warnings), warnings
     assert any("rank 1 has not arrived" in line for line in warnings), warnings
+
+
+def test_late_ranks_are_no_error():
+    """Whoever wants to hear of errors only isn't told of them."""
+    with LogCollector() as log, Cluster("shm", 2, warn=0.05, mismatch=0.02, quiet=True) as cluster:
+        schedule = build("ring", Kind.ALL_REDUCE, 2)
+        key, launch = cluster.define([schedule]), cluster.new_launch()
+        ops = begin(cluster, schedule, [0], key=key, launch=launch)
+        time.sleep(0.3)
+        ops += begin(cluster, schedule, [1], key=key, launch=launch)
+        assert run_until(cluster, ops, 5) == ["", ""]
+    assert not log.lines
+
+
+def test_a_log_that_nobody_reads_holds_up_nobody():
+    """Standard error may be a full pipe."""
+    stuck, go = threading.Event(), threading.Event()
+
+    def log(_: str) -> None:
+        stuck.set()
+        go.wait(20)
+
+    schedule = build("ring", Kind.ALL_REDUCE, 2)
+    with LogCollector(log), Cluster("shm", 2, warn=0.05) as cluster:
+        key, late = cluster.define([schedule]), cluster.new_launch()
+        ops = begin(cluster, schedule, [0], key=key, launch=late)
+        try:
+            assert stuck.wait(10)
+            with within(5):
+                other = begin(cluster, schedule, [0, 1], key=key, site=2)
+                assert run_until(cluster, other, 4) == ["", ""]
+        finally:
+            go.set()
+        ops += begin(cluster, schedule, [1], key=key, launch=late)
+        assert run_until(cluster, ops, 5) == ["", ""]
 
 
 @pytest.mark.parametrize("name", ["ring", "dual_tree", "halving_doubling"])

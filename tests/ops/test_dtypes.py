@@ -154,3 +154,14 @@ def test_sums_of_real_numbers(dtype: str, ranks: int) -> None:
         bound += np.maximum(float(info.eps) * (np.abs(exact) + bound), float(info.smallest_subnormal))
     for result in (got[0], *parts):
         assert np.all(np.abs(result.astype(np.float64) - exact) <= bound)
+
+
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_numbers_below_the_normal_ones_are_kept(ranks: int) -> None:
+    """Whichever thread reduces: XLA's own flush them to zero."""
+    mesh = cases.mesh_of(a=ranks)
+    x = jnp.asarray(np.full((ranks, 1 << 20), 1e-40, np.float32))
+    for f, times in ((jaxcoll.psum, ranks), (jaxcoll.pmax, 1)):
+        wanted = np.full_like(x, np.float32(1e-40)) * np.float32(times)
+        for _ in range(3):
+            assert helpers.on_ranks(mesh, lambda t, f=f: f(t, "a"), x).tobytes() == wanted.tobytes()

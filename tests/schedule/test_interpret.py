@@ -149,3 +149,14 @@ def test_a_run_that_cannot_go_on_stops() -> None:
     late = replace(schedule, graphs=tuple(replace(g, edges=g.edges[1:]) for g in schedule.graphs))
     with pytest.raises(ScheduleInvalid, match="sends chunk 0, which it doesn't hold"):
         interpret(late, [np.zeros(2)] * 3)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, ml_dtypes.bfloat16])
+def test_zeros_have_an_order(dtype: type) -> None:
+    """So that the order in which a rank combines makes no difference to the bits of a maximum or minimum."""
+    plus, minus = np.zeros(9, dtype), -np.zeros(9, dtype)
+    for name in ("recursive_doubling", "ring", "one_shot"):
+        schedule = build(name, "all_reduce", 4)
+        for order in ([plus, minus, minus, plus], [minus, plus, plus, minus], [minus, minus, minus, plus]):
+            assert not any(np.signbit(got).any() for got in interpret(schedule, order, "max"))
+            assert all(np.signbit(got).all() for got in interpret(schedule, order, "min"))

@@ -25,7 +25,7 @@ typedef struct {
   int64_t timeout_ns, warn_ns, mismatch_ns, spin_ns;
   int32_t helpers;
   int32_t record, threads;
-  int32_t quiet;                                  /* 1: warnings are not logged */
+  int32_t quiet;                                  /* 1: late ranks are not logged; failures are */
   int32_t keep_memory;                            /* 1: malloc keeps freed memory, in this whole process */
   int64_t lane_bytes, landing_bytes, early_bytes; /* 0: the default */
 } jc_options;

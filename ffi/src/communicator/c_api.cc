@@ -101,7 +101,8 @@ jc_world* jc_world_create(const jc_options* o, int processes, int me) {
   if (o->lane_bytes > 0) options.lane_bytes = static_cast<size_t>(o->lane_bytes);
   if (o->landing_bytes > 0) options.landing_bytes = static_cast<size_t>(o->landing_bytes);
   if (o->early_bytes > 0) options.early_bytes = static_cast<size_t>(o->early_bytes);
-  if (o->quiet == 0) options.log = LogLine;
+  options.log = LogLine;
+  options.quiet = o->quiet != 0;
   if (o->keep_memory != 0) jaxcoll::KeepFreedMemory();
   return new jc_world{std::make_unique<jaxcoll::World>(std::move(options), processes, me)};
 }

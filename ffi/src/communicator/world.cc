@@ -119,13 +119,21 @@ void World::ExpireWaiting(int64_t since_ns) {
 Status World::LoadProgram(const uint8_t* bytes, size_t size, int64_t* handle) {
   auto program = std::make_shared<Program>();
   JC_RETURN_IF_ERROR(Program::Parse(bytes, size, program.get()));
-  JC_RETURN_IF_ERROR(Validate(*program, Table::Identity(*program)));
+  auto known = [&] {
+    for (size_t i = 0; i < programs_.size(); ++i)
+      if (programs_[i]->id == program->id && programs_[i]->name == program->name) {
+        *handle = static_cast<int64_t>(i);
+        return true;
+      }
+    return false;
+  };
+  {
+    std::lock_guard<std::mutex> lock(mu_);
+    if (known()) return {};
+  }
+  JC_RETURN_IF_ERROR(Validate(*program, Table::Identity(*program)));  // takes long for many ranks
   std::lock_guard<std::mutex> lock(mu_);
-  for (size_t i = 0; i < programs_.size(); ++i)
-    if (programs_[i]->id == program->id && programs_[i]->name == program->name) {
-      *handle = static_cast<int64_t>(i);
-      return {};
-    }
+  if (known()) return {};
   programs_.push_back(std::move(program));
   *handle = static_cast<int64_t>(programs_.size() - 1);
   return {};

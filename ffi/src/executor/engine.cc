@@ -44,6 +44,12 @@ Engine::Engine(EngineOptions options, int my_process, std::vector<Link*> links)
 
 Engine::~Engine() { Stop(); }
 
+void Engine::AddPollable(Pollable* p) {
+  pollables_.push_back(p);
+  if (!p->carries_data()) return;
+  if (carriers_++ == 0) driven_ = p;
+}
+
 void Engine::Stop() {
   {
     std::unique_lock<std::mutex> lock(mu_);
@@ -86,8 +92,8 @@ bool Engine::Start(OpRequest request, bool drive, Status* status, Completion don
   gang->members[static_cast<size_t>(key.rank)] = e;
   ++gang->open;
   e->gang = gang.get();
-  if (drive)
-    for (Pollable* p : pollables_) p->Polling(+1);
+  if (drive) caller->driver = std::this_thread::get_id();
+  if (drive && driven_ != nullptr) driven_->Polling(+1);
   SetBusy();
   if (CollectLocal(e)) e->Start();
   if (e->over() && open_.count(key) != 0) Retire(e);  // nothing to do at all
@@ -100,7 +106,7 @@ bool Engine::Start(OpRequest request, bool drive, Status* status, Completion don
     Drive(key.op, key.rank, caller->over);
     lock.lock();
     SetBusy();
-    for (Pollable* p : pollables_) p->Polling(-1);
+    if (driven_ != nullptr) driven_->Polling(-1);
   }
   caller->inside = false;
   if (!caller->over.load(std::memory_order_relaxed)) return false;
@@ -128,13 +134,6 @@ void Engine::Drive(const OpKey& key, int rank, const std::atomic<bool>& over) {
       if (e == nullptr) continue;
       messages = e->Expecting();
     }
-    Pollable* only = nullptr;
-    bool several = false;
-    for (Pollable* p : pollables_) {
-      if (!p->carries_data()) continue;
-      several = only != nullptr;
-      only = p;
-    }
     // A few turns for the others first: often the message comes with the next one, and an idle core wakes slowly.
     bool came = false;
     for (int i = 0; i < kYields && !came; ++i) {
@@ -142,8 +141,8 @@ void Engine::Drive(const OpKey& key, int rank, const std::atomic<bool>& over) {
       came = Pump();
     }
     if (came) continue;
-    // With two ways in, neither may be slept on for long.
-    if (only != nullptr) only->Wait(several ? 1 : messages, several ? std::min<int64_t>(left, 1000000) : left);
+    // Of the messages awaited some may come by another way.
+    if (driven_ != nullptr) driven_->Wait(carriers_ > 1 ? 1 : messages, left, over);
   }
 }
 
@@ -471,6 +470,8 @@ void Engine::Retire(Execution* e) {
   if (e->caller->inside) {
     e->caller->status = std::move(status);
     e->caller->over.store(true, std::memory_order_release);
+    const std::thread::id driver = e->caller->driver;
+    if (driven_ != nullptr && driver != std::thread::id() && driver != std::this_thread::get_id()) driven_->Wake();
   } else {
     finished_.push_back({std::move(e->done), std::move(status)});
   }

@@ -39,7 +39,8 @@ struct EngineOptions {
   size_t lane_bytes = size_t{512} << 10;    // a chunk is cut into lanes of about this size
   size_t landing_bytes = size_t{16} << 20;  // push links: memory for what has arrived and not been reduced
   size_t early_bytes = size_t{256} << 20;   // what peers may send ahead of operations that this process has not begun
-  std::function<void(const std::string&)> log;
+  std::function<void(const std::string&)> log;  // called without the mutex: it may block
+  bool quiet = false;                           // late ranks are not logged
   // Called without the mutex: by every Tick(); when a peer says that a communicator's GPU side has failed; when a
   // process is lost.
   std::function<void()> on_tick;
@@ -53,7 +54,8 @@ class Engine : public LinkSink {
   Engine(EngineOptions options, int my_process, std::vector<Link*> links);
   ~Engine() override;
 
-  void AddPollable(Pollable* p) { pollables_.push_back(p); }
+  // Once it has its peers. Shared memory comes first: a driver sleeps on the first one that carries data.
+  void AddPollable(Pollable* p);
 
   // Starts an operation of a local rank. Returns true if it is over already (status tells how); else `done` will be
   // called once. With `drive` it polls and works until the operation is over or nothing has happened for spin_ns.
@@ -140,13 +142,16 @@ class Engine : public LinkSink {
   void NoticeLosses(int64_t now);
   void ReportLosses(std::unique_lock<std::mutex>& lock);  // to on_lost; gives the mutex up meanwhile
   void TellWaiting(int64_t now);
-  void GiveVerdicts(int64_t now);
+  void GiveVerdicts(int64_t now, std::vector<std::string>* late);  // adds what is to be logged of late ranks
   void DropStale(int64_t now);
 
   const EngineOptions options_;
   const int my_process_;
   const std::vector<Link*> links_;
   std::vector<Pollable*> pollables_;
+  // What drivers poll, and sleep on. A second carrier's own thread goes on; it wakes them where it ends an operation.
+  Pollable* driven_ = nullptr;
+  int carriers_ = 0;
   std::vector<std::string> lost_;  // [process] why it is gone, empty while it lives
   bool any_lost_ = false;
   std::vector<int> unreported_;  // lost processes that on_lost hasn't heard of

@@ -470,7 +470,7 @@ void Execution::NodeRan(uint32_t lane, uint32_t id) {
       if (now == 0) now = NowNs();
       s.done_ns = s.end_ns = now;
       s.begin_ns = s.arrive_ns;
-      s.timed = IncomingBytes(lane, k);
+      if (s.transfer_ns > 0) s.timed = IncomingBytes(lane, k);
       if (s.posted.size != 0) {
         s.link->ReleasePosted(s.posted);
         s.posted.size = 0;

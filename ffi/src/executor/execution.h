@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/clock.h"
@@ -106,6 +107,7 @@ class Execution {
   struct Caller {
     bool inside = true;
     std::atomic<bool> over{false};
+    std::thread::id driver;  // the thread that polls for this operation and may sleep meanwhile, if there is one
     Status status;
   };
   std::shared_ptr<Caller> caller = std::make_shared<Caller>();
@@ -171,6 +173,7 @@ class Execution {
   void NodeDone(uint32_t lane, uint32_t node);
   bool InPlace(const Node& node) const { return !node.reduce && node.num_in == 1; }
   Range LaneOf(uint32_t chunk, uint32_t lane) const;
+  Range Cleared(uint32_t lane) const;  // what a kZero node clears: it has no chunk
   size_t WireSize(bool wide) const { return wide ? sizeof(float) : element_size_; }
   size_t TransferBytes(uint32_t lane, uint32_t chunk, bool wide) const {
     return static_cast<size_t>(LaneOf(chunk, lane).size()) * WireSize(wide);

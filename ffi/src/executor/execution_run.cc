@@ -56,7 +56,12 @@ std::vector<Span> Execution::SlotSpans(const Slot& slot, uint32_t chunk, Range r
 
 size_t Execution::TaskBytes(uint32_t lane, uint32_t id) const {
   const Node& node = plan_.nodes[id];
-  return static_cast<size_t>(LaneOf(node.chunk, lane).size()) * element_size_ * (1 + node.num_in);
+  Range r = node.kind == NodeKind::kZero ? Cleared(lane) : LaneOf(node.chunk, lane);
+  return static_cast<size_t>(r.size()) * element_size_ * (1 + node.num_in);
+}
+
+Range Execution::Cleared(uint32_t lane) const {
+  return Program::LaneRange({0, request.output.block_elements}, static_cast<int>(lane), static_cast<int>(lanes_));
 }
 
 Status Execution::RunNode(uint32_t lane, uint32_t id) {
@@ -66,12 +71,9 @@ Status Execution::RunNode(uint32_t lane, uint32_t id) {
       return node.reduce ? ReduceIn(lane, node) : CopyIn(lane, node);
     case NodeKind::kCopy:
       return CopySlot(node, LaneOf(node.chunk, lane));
-    case NodeKind::kZero: {
-      Range all =
-          Program::LaneRange({0, request.output.block_elements}, static_cast<int>(lane), static_cast<int>(lanes_));
-      for (const Span& s : SlotSpans(node.dst, 0, all)) memset(const_cast<void*>(s.data), 0, s.size);
+    case NodeKind::kZero:
+      for (const Span& s : SlotSpans(node.dst, 0, Cleared(lane))) memset(const_cast<void*>(s.data), 0, s.size);
       return {};
-    }
     default:
       return {};
   }
@@ -174,7 +176,6 @@ Status Execution::ReduceIn(uint32_t lane, const Node& node) {
     m = InOnePiece(lane, node, at - r.begin, m, cursors.data());
     if (m <= 0) return Unreadable(TooShort(), node.first_in);
     sources.clear();
-    int64_t local_begin = NowNs();
     for (uint32_t k = 0; k < node.num_in; ++k) {
       if (has_own && k == node.own_place) sources.push_back({own, node.src.wide});
       InState& s = in(lane, node.first_in + k);
@@ -194,14 +195,13 @@ Status Execution::ReduceIn(uint32_t lane, const Node& node) {
       }
     }
     if (has_own && node.own_place >= node.num_in) sources.push_back({own, node.src.wide});
+    int64_t begin = NowNs();
     Combine(request.dtype, request.reduce, dst, node.dst.wide, sources.data(), static_cast<int>(sources.size()),
             static_cast<size_t>(m));
-    if (!remote) {
-      // One pass read all sources together: each gets its share of the time.
-      int64_t share = (NowNs() - local_begin) / static_cast<int64_t>(sources.size());
-      for (uint32_t k = 0; k < node.num_in; ++k)
-        if (in(lane, node.first_in + k).state == In::kOffered) in(lane, node.first_in + k).transfer_ns += share;
-    }
+    // One pass read all sources together: those that it read in place get their share of the time.
+    int64_t share = (NowNs() - begin) / static_cast<int64_t>(sources.size());
+    for (uint32_t k = 0; k < node.num_in; ++k)
+      if (InState& s = in(lane, node.first_in + k); s.state == In::kOffered && s.direct) s.transfer_ns += share;
     at += m;
   }
   return {};

@@ -31,11 +31,15 @@ void Engine::Tick() {
   int64_t now = NowNs();
   NoticeLosses(now);
   TellWaiting(now);
-  GiveVerdicts(now);
+  std::vector<std::string> late;
+  GiveVerdicts(now, &late);
   DropStale(now);
   RunTasks(lock);
   FlushFinished(lock);
   ReportLosses(lock);
+  lock.unlock();  // nobody may be reading what we log
+  if (options_.log && !options_.quiet)
+    for (const std::string& line : late) options_.log(line);
 }
 
 void Engine::ReportLosses(std::unique_lock<std::mutex>& lock) {
@@ -66,7 +70,7 @@ void Engine::TellWaiting(int64_t now) {
   }
 }
 
-void Engine::GiveVerdicts(int64_t now) {
+void Engine::GiveVerdicts(int64_t now, std::vector<std::string>* late) {
   struct Verdict {
     OpKey key, other;
     std::string why;
@@ -89,9 +93,8 @@ void Engine::GiveVerdicts(int64_t now) {
                           false});
     } else if (age >= options_.warn_ns && !e->warned) {
       e->warned = true;
-      if (options_.log)
-        options_.log(Format("%s waits for %.0f s: %s", e->Describe().c_str(), static_cast<double>(age) * 1e-9,
-                            e->Missing(&rank).c_str()));
+      late->push_back(Format("%s waits for %.0f s: %s", e->Describe().c_str(), static_cast<double>(age) * 1e-9,
+                             e->Missing(&rank).c_str()));
     }
   }
   for (const Verdict& v : verdicts) {

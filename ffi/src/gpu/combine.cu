@@ -26,6 +26,16 @@ __device__ inline u32 JcBits(float f) {
   x.f = f;
   return x.u;
 }
+__device__ inline double JcDouble(u64 bits) {
+  union { u64 u; double f; } x;
+  x.u = bits;
+  return x.f;
+}
+__device__ inline u64 JcBits(double f) {
+  union { u64 u; double f; } x;
+  x.f = f;
+  return x.u;
+}
 
 struct JcBf16 {
   typedef u16 Storage;
@@ -161,12 +171,18 @@ template <> struct JcOp<3> {
     return c;
   }
 };
-// A NaN on either side wins.
+// A NaN on either side wins; -0 is less than +0.
+__device__ inline float JcAnd(float a, float b) { return JcFloat(JcBits(a) & JcBits(b)); }
+__device__ inline float JcOr(float a, float b) { return JcFloat(JcBits(a) | JcBits(b)); }
+__device__ inline double JcAnd(double a, double b) { return JcDouble(JcBits(a) & JcBits(b)); }
+__device__ inline double JcOr(double a, double b) { return JcDouble(JcBits(a) | JcBits(b)); }
+template <typename T> __device__ inline T JcAnd(T a, T) { return a; }
+template <typename T> __device__ inline T JcOr(T a, T) { return a; }
 template <> struct JcOp<1> {
-  template <typename T> static __device__ T Do(T a, T b) { return a > b || a != a ? a : b; }
+  template <typename T> static __device__ T Do(T a, T b) { return a == b ? JcAnd(a, b) : a > b || a != a ? a : b; }
 };
 template <> struct JcOp<2> {
-  template <typename T> static __device__ T Do(T a, T b) { return a < b || a != a ? a : b; }
+  template <typename T> static __device__ T Do(T a, T b) { return a == b ? JcOr(a, b) : a < b || a != a ? a : b; }
 };
 
 template <typename T, int Count>

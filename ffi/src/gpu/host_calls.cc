@@ -6,6 +6,8 @@
 #include <unordered_map>
 #include <utility>
 
+#include "program/plan.h"
+
 namespace jaxcoll {
 namespace gpu {
 namespace {
@@ -29,17 +31,14 @@ class Finder {
     holds_.resize(p_.chunks.size() * n_);
     for (size_t c = 0; c < p_.chunks.size(); ++c)
       for (size_t r = 0; r < n_; ++r) holds_[c * n_ + r] = IsSource(p_, t_, p_.chunks[c], static_cast<int>(r));
-    std::vector<uint32_t> at;
-    at.reserve(p_.graphs.size());
-    for (const Graph& g : p_.graphs) at.push_back(g.first_edge);
-    for (step_ = 0; step_ < p_.steps; ++step_) {
+    const std::vector<GraphPart> parts = Parts(p_);
+    for (auto part = parts.begin(); part != parts.end();) {
+      step_ = part->step;
       std::vector<RankEdge> edges;
-      for (size_t g = 0; g < at.size(); ++g)
-        for (uint32_t end = p_.graphs[g].first_edge + p_.graphs[g].edge_count;
-             at[g] < end && p_.edges[at[g]].step == step_; ++at[g]) {
-          const Edge& e = p_.edges[at[g]];
-          auto graph = static_cast<uint32_t>(g);
-          edges.push_back({at[g], t_.At(graph, step_)[e.src], t_.At(graph, step_ + 1)[e.dst]});
+      for (; part != parts.end() && part->step == step_; ++part)
+        for (uint32_t e = part->first; e < part->last; ++e) {
+          const Edge& edge = p_.edges[e];
+          edges.push_back({e, t_.At(part->graph, step_)[edge.src], t_.At(part->graph, step_ + 1)[edge.dst]});
         }
       Step(edges);
     }

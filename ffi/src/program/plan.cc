@@ -16,16 +16,7 @@ class Compiler {
   void Run() {
     InitCounts();
     InitOwn();
-    std::vector<uint32_t> at(p_.graphs.size());
-    for (size_t g = 0; g < at.size(); ++g) at[g] = p_.graphs[g].first_edge;
-    for (int step = 0; step < p_.steps; ++step) {
-      for (size_t g = 0; g < at.size(); ++g) {
-        uint32_t end = p_.graphs[g].first_edge + p_.graphs[g].edge_count, last = at[g];
-        while (last < end && p_.edges[last].step == step) ++last;
-        GraphStep(static_cast<uint32_t>(g), step, at[g], last);
-        at[g] = last;
-      }
-    }
+    for (const GraphPart& part : Parts(p_)) GraphStep(part.graph, part.step, part.first, part.last);
     Finish();
     Link();
   }
@@ -295,6 +286,20 @@ class Compiler {
 };
 
 }  // namespace
+
+std::vector<GraphPart> Parts(const Program& program) {
+  std::vector<GraphPart> parts;
+  for (uint32_t g = 0; g < program.graphs.size(); ++g) {
+    uint32_t first = program.graphs[g].first_edge, end = first + program.graphs[g].edge_count;
+    for (uint32_t e = first; e < end; ++e) {
+      int step = program.edges[e].step;
+      if (e == first || parts.back().step != step) parts.push_back({g, step, e, e});
+      parts.back().last = e + 1;
+    }
+  }
+  std::stable_sort(parts.begin(), parts.end(), [](const GraphPart& a, const GraphPart& b) { return a.step < b.step; });
+  return parts;
+}
 
 std::shared_ptr<const Plan> CompilePlan(std::shared_ptr<const Program> program, std::shared_ptr<const Table> table,
                                         int rank, bool wide) {

@@ -72,6 +72,16 @@ struct Plan {
   std::vector<uint32_t> record_edges;      // [records] the edge
 };
 
+// The edges [first, last) of one graph at one step.
+struct GraphPart {
+  uint32_t graph;
+  int step;
+  uint32_t first, last;
+};
+// All edges of a program by step, then by graph. Nothing where there are no edges: a small file may have 65535 steps
+// and as many graphs.
+std::vector<GraphPart> Parts(const Program& program);
+
 // `wide`: the type is narrow (bf16, f16, fp8) and sums are kept in f32 until all contributions are in.
 // The program must have passed Validate() with this table.
 std::shared_ptr<const Plan> CompilePlan(std::shared_ptr<const Program> program, std::shared_ptr<const Table> table,

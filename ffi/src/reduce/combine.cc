@@ -1,5 +1,7 @@
 #include "reduce/combine.h"
 
+#include "reduce/denormals.h"
+
 namespace jaxcoll {
 
 #define JAXCOLL_DECLARE_KERNELS(ns)                                                                             \
@@ -120,11 +122,15 @@ bool CanReduce(DType t, Reduction r) {
 }
 
 void Combine(DType type, Reduction op, void* dst, bool dst_wide, const Source* sources, int count, size_t n) {
-  if (n != 0) Best().combine(type, op, dst, dst_wide, sources, count, n);
+  if (n == 0) return;
+  KeepDenormals keep;
+  Best().combine(type, op, dst, dst_wide, sources, count, n);
 }
 
 void Convert(DType type, void* dst, bool dst_wide, const void* src, bool src_wide, size_t n) {
-  if (n != 0) Best().convert(type, dst, dst_wide, src, src_wide, n);
+  if (n == 0) return;
+  KeepDenormals keep;
+  Best().convert(type, dst, dst_wide, src, src_wide, n);
 }
 
 void CopyAround(void* dst, const void* src, size_t bytes) { Best().copy_around(dst, src, bytes); }

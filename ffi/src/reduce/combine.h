@@ -13,7 +13,8 @@ struct Source {
 
 // dst[i] = ((src_0[i] op src_1[i]) op src_2[i]) ..., i < n; count >= 1. dst may be one of the sources (same address),
 // no other overlap. Narrow floating types under sum and prod: everything is added in f32; dst_wide keeps the f32 sum,
-// else it is rounded once to the type. CanReduce(type, op) must hold.
+// else it is rounded once to the type. Denormal numbers are kept, whatever thread this runs on. CanReduce(type, op)
+// must hold.
 void Combine(DType type, Reduction op, void* dst, bool dst_wide, const Source* sources, int count, size_t n);
 
 // Copies n elements between representations: wide f32 <-> the narrow type, or bytes as they are.

@@ -116,8 +116,10 @@ class Pollable {
   virtual bool Poll() = 0;
   // Whether transfers come this way; otherwise nobody polls or waits here.
   virtual bool carries_data() const = 0;
-  // Sleeps until about `messages` more have come, or for `timeout_ns`.
-  virtual void Wait(uint32_t messages, int64_t timeout_ns) = 0;
+  // Sleeps until about `messages` more have come, for `timeout_ns`, or until Wake(); not at all once it is `over`.
+  virtual void Wait(uint32_t messages, int64_t timeout_ns, const std::atomic<bool>& over) = 0;
+  // Ends the sleep of all who Wait: what one of them waited for may be over.
+  virtual void Wake() = 0;
   // Somebody begins (+1) or ends (-1) polling in a loop: meanwhile nobody has to be woken.
   virtual void Polling(int delta) = 0;
   // Operations are open, so messages matter, or none are.

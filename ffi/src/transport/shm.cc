@@ -420,13 +420,15 @@ void ShmTransport::Kick() {
   wait_cv_.notify_one();
 }
 
-void ShmTransport::Wait(uint32_t messages, int64_t timeout_ns) {
+void ShmTransport::Wait(uint32_t messages, int64_t timeout_ns, const std::atomic<bool>& over) {
   // What has come since the bell was read is found by the poll, or by the futex, whose value has then changed. So is
-  // room in a full ring, whose reader rings once for it.
+  // room in a full ring, whose reader rings once for it; and an end, after which Wake() rings.
   uint32_t bell = mine_->bell.load(std::memory_order_seq_cst);
-  if (AnyInbound() || AnyRoom()) return;
+  if (over || AnyInbound() || AnyRoom()) return;
   Sleep(bell, bell + (AnyWork() ? 1 : messages), timeout_ns);
 }
+
+void ShmTransport::Wake() { RingBell(mine_, true); }
 
 void ShmTransport::Sleep(uint32_t bell, uint32_t wake_at, int64_t timeout_ns) {
   {

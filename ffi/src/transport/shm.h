@@ -93,7 +93,8 @@ class ShmTransport final : public Pollable {
 
   bool Poll() override;
   bool carries_data() const override { return !links_.empty(); }
-  void Wait(uint32_t messages, int64_t timeout_ns) override;
+  void Wait(uint32_t messages, int64_t timeout_ns, const std::atomic<bool>& over) override;
+  void Wake() override;
   void Polling(int delta) override;
   void SetBusy(bool busy) override;
   void Withdraw(const OpKey& key) override;

@@ -2,6 +2,7 @@
 #include "transport/tcp.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -29,13 +30,14 @@ bool IsTcp(int fd) {
 }  // namespace
 
 Status TcpTransport::Create(std::unique_ptr<TcpTransport>* out) {
-  int epoll_fd = epoll_create1(EPOLL_CLOEXEC), wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-  if (epoll_fd < 0 || wake_fd < 0) return Status::Error(Format("epoll: %s", strerror(errno)));
+  int epoll_fd = epoll_create1(EPOLL_CLOEXEC), wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC),
+      end_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+  if (epoll_fd < 0 || wake_fd < 0 || end_fd < 0) return Status::Error(Format("epoll: %s", strerror(errno)));
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.u64 = ~uint64_t{0};
   epoll_ctl(epoll_fd, EPOLL_CTL_ADD, wake_fd, &event);
-  out->reset(new TcpTransport(epoll_fd, wake_fd));
+  out->reset(new TcpTransport(epoll_fd, wake_fd, end_fd));
   return {};
 }
 
@@ -109,7 +111,10 @@ void TcpTransport::SentLater(TcpLink* link, const std::vector<uint64_t>& tokens)
     for (uint64_t t : tokens) sent_.emplace_back(link, t);
     any_sent_ = true;
   }
-  if (pollers_ == 0) Kick();
+  if (pollers_ == 0)
+    Kick();
+  else
+    Wake();
 }
 
 bool TcpTransport::ReportSent() {
@@ -207,10 +212,27 @@ bool TcpTransport::Poll() {
   return (lock.owns_lock() && HandleEvents(0)) || any;
 }
 
-void TcpTransport::Wait(uint32_t, int64_t timeout_ns) {
-  if (any_sent_) return;
-  epoll_event peek;
-  epoll_wait(epoll_fd_, &peek, 1, static_cast<int>(std::max<int64_t>(1, timeout_ns / 1000000)));
+void TcpTransport::Wait(uint32_t, int64_t timeout_ns, const std::atomic<bool>& over) {
+  {
+    std::lock_guard<std::mutex> lock(sleep_mu_);
+    ++sleepers_;
+  }
+  // What ends from here on makes end_fd_ readable. All sleepers see that; of an event in the epoll set one takes it,
+  // and the others sleep on.
+  if (!any_sent_ && !over) {
+    pollfd ready[] = {{epoll_fd_, POLLIN, 0}, {end_fd_, POLLIN, 0}};
+    timespec timeout{static_cast<time_t>(timeout_ns / 1000000000), static_cast<long>(timeout_ns % 1000000000)};
+    ppoll(ready, 2, &timeout, nullptr);
+  }
+  std::lock_guard<std::mutex> lock(sleep_mu_);
+  uint64_t count;
+  if (--sleepers_ == 0 && ended_) ended_ = read(end_fd_, &count, sizeof(count)) < 0;
+}
+
+void TcpTransport::Wake() {
+  std::lock_guard<std::mutex> lock(sleep_mu_);
+  uint64_t one = 1;
+  if (sleepers_ > 0 && !ended_) ended_ = write(end_fd_, &one, sizeof(one)) > 0;
 }
 
 void TcpTransport::Polling(int delta) {

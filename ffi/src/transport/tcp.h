@@ -109,13 +109,14 @@ class TcpTransport final : public Pollable {
   void Stop();
   bool Poll() override;
   bool carries_data() const override { return carries_data_; }
-  void Wait(uint32_t messages, int64_t timeout_ns) override;
+  void Wait(uint32_t messages, int64_t timeout_ns, const std::atomic<bool>& over) override;
+  void Wake() override;
   void Polling(int delta) override;
   void SetBusy(bool busy) override;
 
  private:
   friend class TcpLink;
-  explicit TcpTransport(int epoll_fd, int wake_fd) : epoll_fd_(epoll_fd), wake_fd_(wake_fd) {}
+  TcpTransport(int epoll_fd, int wake_fd, int end_fd) : epoll_fd_(epoll_fd), wake_fd_(wake_fd), end_fd_(end_fd) {}
   struct Slot {
     TcpLink* link;
     TcpLink::Conn* conn;
@@ -131,12 +132,15 @@ class TcpTransport final : public Pollable {
   bool ReportSent();
   void ServiceLoop();
 
-  const Descriptor epoll_fd_, wake_fd_;
+  // `wake_fd_` wakes whoever polls; `end_fd_` all who sleep in Wait, the last of whom reads it.
+  const Descriptor epoll_fd_, wake_fd_, end_fd_;
   LinkSink* sink_ = nullptr;
   std::deque<Slot> slots_;
   std::vector<TcpLink*> links_;
   std::atomic<bool> carries_data_{false}, to_flush_{false};
-  std::mutex poll_mu_, wait_mu_;
+  std::mutex poll_mu_, wait_mu_, sleep_mu_;
+  int sleepers_ = 0;    // under sleep_mu_
+  bool ended_ = false;  // under sleep_mu_: end_fd_ is readable
   std::condition_variable wait_cv_;
   std::mutex sent_mu_;
   std::vector<std::pair<TcpLink*, uint64_t>> sent_;
