@@ -221,13 +221,14 @@ void ForkedChild() {
 
 // Only who has been sent the same bytes several times, and has answered none of them, is taken for lost.
 void SilentHosts() {
-  auto silent = [](uint32_t unacked, uint8_t again, uint32_t ack_ms, uint32_t sent_ms) {
+  int64_t timeout_ns = 0;
+  auto silent = [&](uint32_t unacked, uint8_t again, uint32_t ack_ms, uint32_t sent_ms) {
     tcp_info info{};
     info.tcpi_unacked = unacked;
     info.tcpi_retransmits = again;
     info.tcpi_last_ack_recv = ack_ms;
     info.tcpi_last_data_sent = sent_ms;
-    return IsSilent(info);
+    return IsSilent(info, SilenceMs(timeout_ns));
   };
   Check(silent(9, 6, 30000, 4800) && silent(1, 3, 90000, 60000), "a silent host isn't noticed");
   Check(!silent(0, 0, 300000, 300000), "an idle connection is the kernel's");
@@ -235,6 +236,8 @@ void SilentHosts() {
   Check(!silent(9, 6, 29000, 4800), "too early");
   Check(!silent(9, 6, 60000, 900), "the answer is still under way");
   Check(!silent(9, 9, 59990, 60000), "what was sent again has been answered");
+  timeout_ns = 300 * int64_t{1000000000};
+  Check(!silent(9, 9, 299000, 60000) && silent(9, 9, 300000, 60000), "an outage that a collective would survive");
 }
 
 // ---------------------------------------------------------------- sleeping by itself
@@ -268,7 +271,7 @@ void EndsWakeEverywhere() {
   Pair pair;
   EndsWake(pair.ends[0].get());
   std::unique_ptr<TcpTransport> tcp;
-  Check(TcpTransport::Create(&tcp).ok(), "tcp");
+  Check(TcpTransport::Create(0, &tcp).ok(), "tcp");
   for (int round = 0; round < 10; ++round) EndsWake(tcp.get());
 }
 

@@ -50,12 +50,14 @@ def test_strangers_do_not_keep_peers_out(listener: Listener):
         s.close()
 
 
-def test_connections_ask_after_hosts_of_which_nothing_is_heard():
-    with Cluster("tcp", 2, loopback=True) as cluster:
+@pytest.mark.parametrize(("timeout", "interval"), [(1.0, 5), (300.0, 72)])
+def test_connections_ask_after_hosts_of_which_nothing_is_heard(timeout: float, interval: int):
+    """Lost after 30 s, or after as long as a collective would wait."""
+    with Cluster("tcp", 2, loopback=True, timeout=timeout) as cluster:
         for s in [*cluster.sockets[0, 1], *cluster.sockets[1, 0]]:
             assert s.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
             options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
-            assert [s.getsockopt(socket.IPPROTO_TCP, option) for option in options] == [10, 5, 3]
+            assert [s.getsockopt(socket.IPPROTO_TCP, option) for option in options] == [10, interval, 4]
             # It would end a connection to a process that is stopped, although its host answers.
             assert s.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 0
 

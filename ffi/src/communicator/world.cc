@@ -64,7 +64,7 @@ Status World::AddShmPeer(int process, int fd, int place, int pid, bool allow_rea
 Status World::AddTcpPeer(int process, const std::vector<int>& fds, bool carries_data) {
   JC_RETURN_IF_ERROR(CheckPeer(process));
   if (fds.empty()) return Status::Error("a tcp peer needs at least one connection");
-  if (tcp_ == nullptr) JC_RETURN_IF_ERROR(TcpTransport::Create(&tcp_));
+  if (tcp_ == nullptr) JC_RETURN_IF_ERROR(TcpTransport::Create(options_.timeout_ns, &tcp_));
   std::unique_ptr<TcpLink> link;
   JC_RETURN_IF_ERROR(tcp_->AddPeer(process, fds, carries_data, &link));
   if (carries_data) links_[static_cast<size_t>(process)] = link.get();

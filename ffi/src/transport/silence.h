@@ -11,26 +11,31 @@
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cstdint>
 
 namespace jaxcoll {
 
 inline constexpr const char* kSilent = "its host doesn't answer";
 
-// Asks a host of which nothing has been heard for 10 s, and takes it for lost at 25 s.
-inline void KeepAlive(int fd) {
+// For how long a host may be silent: no shorter than a collective would wait, which an outage must not end before then.
+inline int64_t SilenceMs(int64_t timeout_ns) { return std::max<int64_t>(30000, timeout_ns / 1000000); }
+
+// Asks a host of which nothing has been heard for 10 s, and takes it for lost after `limit_ms`.
+inline void KeepAlive(int fd, int64_t limit_ms) {
+  constexpr int64_t kIdleS = 10, kCount = 4;
   auto set = [&](int level, int option, int value) { setsockopt(fd, level, option, &value, sizeof(value)); };
   set(SOL_SOCKET, SO_KEEPALIVE, 1);
-  set(IPPROTO_TCP, TCP_KEEPIDLE, 10);
-  set(IPPROTO_TCP, TCP_KEEPINTVL, 5);
-  set(IPPROTO_TCP, TCP_KEEPCNT, 3);
+  set(IPPROTO_TCP, TCP_KEEPIDLE, kIdleS);
+  set(IPPROTO_TCP, TCP_KEEPINTVL, static_cast<int>(std::min<int64_t>(32767, (limit_ms / 1000 - kIdleS) / kCount)));
+  set(IPPROTO_TCP, TCP_KEEPCNT, kCount);
 }
 
 // Bytes have been sent several times, with no answer of any kind since the first time, nor to the last one. A receiver
 // without room acknowledges what it had room for, and answers the rest.
-inline bool IsSilent(const tcp_info& info) {
-  constexpr uint32_t kLongMs = 30000, kSeveralMs = 5000, kAnswerMs = 1000;
-  return info.tcpi_unacked > 0 && info.tcpi_retransmits >= 3 && info.tcpi_last_ack_recv >= kLongMs &&
+inline bool IsSilent(const tcp_info& info, int64_t limit_ms) {
+  constexpr uint32_t kSeveralMs = 5000, kAnswerMs = 1000;
+  return info.tcpi_unacked > 0 && info.tcpi_retransmits >= 3 && info.tcpi_last_ack_recv >= limit_ms &&
          info.tcpi_last_data_sent >= kAnswerMs && info.tcpi_last_ack_recv >= info.tcpi_last_data_sent + kSeveralMs;
 }
 

@@ -29,7 +29,7 @@ bool IsTcp(int fd) {
 
 }  // namespace
 
-Status TcpTransport::Create(std::unique_ptr<TcpTransport>* out) {
+Status TcpTransport::Create(int64_t timeout_ns, std::unique_ptr<TcpTransport>* out) {
   int epoll_fd = epoll_create1(EPOLL_CLOEXEC), wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC),
       end_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
   if (epoll_fd < 0 || wake_fd < 0 || end_fd < 0) return Status::Error(Format("epoll: %s", strerror(errno)));
@@ -37,7 +37,7 @@ Status TcpTransport::Create(std::unique_ptr<TcpTransport>* out) {
   event.events = EPOLLIN;
   event.data.u64 = ~uint64_t{0};
   epoll_ctl(epoll_fd, EPOLL_CTL_ADD, wake_fd, &event);
-  out->reset(new TcpTransport(epoll_fd, wake_fd, end_fd));
+  out->reset(new TcpTransport(epoll_fd, wake_fd, end_fd, SilenceMs(timeout_ns)));
   return {};
 }
 
@@ -48,7 +48,7 @@ Status TcpTransport::AddPeer(int process, const std::vector<int>& fds, bool carr
   auto link = std::make_unique<TcpLink>(this, process, fds);
   for (auto& c : link->conns_) {
     c->tcp = IsTcp(c->fd);
-    if (c->tcp) KeepAlive(c->fd);
+    if (c->tcp) KeepAlive(c->fd, silence_ms_);
     int one = 1;
     setsockopt(c->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));  // fails on a UNIX socket, where nothing is delayed
     setsockopt(c->fd, SOL_SOCKET, SO_TIMESTAMPNS, &one, sizeof(one));
@@ -256,7 +256,7 @@ void TcpTransport::FindSilent() {
     tcp_info info{};
     socklen_t size = sizeof(info);
     if (!slot.conn->tcp || slot.link->down_ || getsockopt(slot.conn->fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0 ||
-        !IsSilent(info))
+        !IsSilent(info, silence_ms_))
       continue;
     slot.link->fault_ = kSilent;
     Down(slot.link);

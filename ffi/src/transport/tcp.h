@@ -101,7 +101,8 @@ class TcpLink final : public Link {
 
 class TcpTransport final : public Pollable {
  public:
-  static Status Create(std::unique_ptr<TcpTransport>* out);
+  // `timeout_ns`: how long a collective waits for a peer.
+  static Status Create(int64_t timeout_ns, std::unique_ptr<TcpTransport>* out);
   ~TcpTransport() override;
   // Takes the descriptors over. `carries_data`: false when another link moves the transfers to this process.
   Status AddPeer(int process, const std::vector<int>& fds, bool carries_data, std::unique_ptr<TcpLink>* out);
@@ -116,7 +117,8 @@ class TcpTransport final : public Pollable {
 
  private:
   friend class TcpLink;
-  TcpTransport(int epoll_fd, int wake_fd, int end_fd) : epoll_fd_(epoll_fd), wake_fd_(wake_fd), end_fd_(end_fd) {}
+  TcpTransport(int epoll_fd, int wake_fd, int end_fd, int64_t silence_ms)
+      : epoll_fd_(epoll_fd), wake_fd_(wake_fd), end_fd_(end_fd), silence_ms_(silence_ms) {}
   struct Slot {
     TcpLink* link;
     TcpLink::Conn* conn;
@@ -134,6 +136,7 @@ class TcpTransport final : public Pollable {
 
   // `wake_fd_` wakes whoever polls; `end_fd_` all who sleep in Wait, the last of whom reads it.
   const Descriptor epoll_fd_, wake_fd_, end_fd_;
+  const int64_t silence_ms_;  // after which a host that doesn't answer is lost
   LinkSink* sink_ = nullptr;
   std::deque<Slot> slots_;
   std::vector<TcpLink*> links_;
