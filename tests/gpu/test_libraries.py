@@ -16,13 +16,14 @@ from jaxcoll.runtime.native import load
 
 from .harness import standin
 
-# A process of its own: what it has opened would be found again. argv: the library, then folders.
+# A process of its own: what it has opened would be found again. argv: the library, then folders. The library stays
+# loaded, as it does with `native.load`: at the end of Python it would go from under the stand-in's threads.
 OPEN = """
-import json, sys, cffi
+import json, os, sys, cffi
 ffi = cffi.FFI()
 ffi.cdef("void* jc_gpu_open(const char*, const char* const*, int); const char* jc_gpu_versions(void*);"
          "const char* jc_last_error(void);")
-lib = ffi.dlopen(sys.argv[1])
+lib = ffi.dlopen(sys.argv[1], os.RTLD_NOW | os.RTLD_NODELETE)
 folders = [ffi.new("char[]", f.encode()) for f in sys.argv[2:]]
 handle = lib.jc_gpu_open(b"", ffi.new("char*[]", folders), len(folders))
 text = lib.jc_last_error() if handle == ffi.NULL else lib.jc_gpu_versions(handle)
