@@ -16,26 +16,16 @@ struct JcArgs {
   u32 count, dst_wide;
 };
 
-__device__ inline float JcFloat(u32 bits) {
-  union { u32 u; float f; } x;
-  x.u = bits;
-  return x.f;
+template <typename To, typename From>
+__device__ inline To JcAs(From from) {
+  union { From from; To to; } x;
+  x.from = from;
+  return x.to;
 }
-__device__ inline u32 JcBits(float f) {
-  union { u32 u; float f; } x;
-  x.f = f;
-  return x.u;
-}
-__device__ inline double JcDouble(u64 bits) {
-  union { u64 u; double f; } x;
-  x.u = bits;
-  return x.f;
-}
-__device__ inline u64 JcBits(double f) {
-  union { u64 u; double f; } x;
-  x.f = f;
-  return x.u;
-}
+__device__ inline float JcFloat(u32 bits) { return JcAs<float>(bits); }
+__device__ inline u32 JcBits(float f) { return JcAs<u32>(f); }
+__device__ inline double JcDouble(u64 bits) { return JcAs<double>(bits); }
+__device__ inline u64 JcBits(double f) { return JcAs<u64>(f); }
 
 struct JcBf16 {
   typedef u16 Storage;
