@@ -261,11 +261,12 @@ class KvWorker:
         return self.push(message, payload)
 
     def push(self, message: Message, payload: bytes = b"") -> bool:
+        frame = pack(message, payload)
         with self._lock, contextlib.suppress(Exception):  # a store that is away: `receive` says so
             if not self._room():
                 return False
             key = f"{_KEYS}/up/{self._me}/{self._sent:012d}"
-            self._store.set_bytes(key, pack(message, payload))
+            self._store.set_bytes(key, frame)
             self._sent += 1
             self._unread.append(key)
             return True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -13,6 +12,7 @@ from jaxcoll import tuner
 from jaxcoll.errors import UsageError
 from jaxcoll.telemetry import Epoch
 from jaxcoll.tuner import ChoiceParams, Config, Decision, ReactParams, ScheduleSet, Setup, Verdict
+from jaxcoll.tuner.params import check_number
 from jaxcoll.tuner.transforms import Swap, swapped
 
 SHUFFLE = "shuffle"
@@ -133,9 +133,7 @@ def make(name: str = "jaxcoll", **params: Any) -> Policy:
         raise UsageError(f"unknown policy {name!r}; known are {', '.join(NAMES)}")
     own = {k: params.pop(k) for k in ("seed", "free", *(("every",) if name == SHUFFLE else ())) if k in params}
     for key, least in (("seed", 0), ("every", 1)):
-        value = own.get(key, least)
-        if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
-            raise UsageError(f"policy {name!r}: {key} is {value!r}; it must be a whole number of at least {least}")
+        check_number(key, own.get(key, least), least)
     groups: dict[str, dict[str, Any]] = {"react": {}, "choice": {}}
     fields = {"react": ReactParams, "choice": ChoiceParams}
     for key, value in params.items():

@@ -133,11 +133,7 @@ def epoch_seconds(epoch: Epoch) -> float:
         return 0.0
     nranks = int(max(rows["src"].max(), rows["dst"].max())) + 1
     late = lateness(epoch, nranks)
-    end = (rows["start_ns"] + rows["wait_ns"] + rows["transfer_ns"]).astype(np.int64)
-    first, last = np.full(nranks, np.iinfo(np.int64).max), np.zeros(nranks, np.int64)
-    np.minimum.at(first, rows["dst"], rows["start_ns"].astype(np.int64))
-    np.maximum.at(last, rows["dst"], end)
-    took = np.where(last > 0, last - first, 0) - (late.max() - late)
+    took = epoch.spans_ns(nranks) - (late.max() - late)
     return max(int(took.max()), 0) / 1e9
 
 

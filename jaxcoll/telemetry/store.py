@@ -7,12 +7,11 @@ import threading
 from collections.abc import Hashable, Mapping
 
 import numpy as np
+import numpy.typing as npt
 
 from jaxcoll.errors import UsageError
 from jaxcoll.telemetry.ends import split_waits
 from jaxcoll.telemetry.record import RECEIVER, SENDER, UNSPLIT, Records, as_records, concatenate
-
-_NEVER = np.iinfo(np.uint64).max
 
 EpochId = tuple[int, int, int, int]
 """(comm, site, launch, index): one execution of one call site."""
@@ -39,18 +38,21 @@ class Epoch:
 
     @property
     def span_ns(self) -> int:
-        """From a receiver's first start to its last byte, of the slowest receiver, nanoseconds; 0 without any.
+        """That of the slowest receiver, nanoseconds; 0 without any."""
+        rows = self.receiver
+        return int(self.spans_ns(int(rows["dst"].max()) + 1).max()) if len(rows) else 0
+
+    def spans_ns(self, nranks: int) -> npt.NDArray[np.int64]:
+        """From each rank's first start as a receiver to its last byte, nanoseconds, [nranks]; 0 where it got nothing.
 
         Each by its own clock: those of two hosts may lie apart by more than an epoch takes.
         """
         rows = self.receiver
-        if not len(rows):
-            return 0
-        ends = rows["start_ns"] + rows["wait_ns"] + rows["transfer_ns"]
-        first, last = np.full(int(rows["dst"].max()) + 1, _NEVER), np.zeros(int(rows["dst"].max()) + 1, np.uint64)
-        np.minimum.at(first, rows["dst"], rows["start_ns"])
-        np.maximum.at(last, rows["dst"], ends)
-        return int(np.where(last > 0, last - first, np.uint64(0)).max())
+        end = (rows["start_ns"] + rows["wait_ns"] + rows["transfer_ns"]).astype(np.int64)
+        first, last = np.full(nranks, np.iinfo(np.int64).max), np.zeros(nranks, np.int64)
+        np.minimum.at(first, rows["dst"], rows["start_ns"].astype(np.int64))
+        np.maximum.at(last, rows["dst"], end)
+        return np.where(last > 0, last - first, 0)
 
 
 @dataclasses.dataclass(frozen=True)

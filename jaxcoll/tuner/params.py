@@ -100,10 +100,14 @@ class ChoiceParams:
 def _check(params: ReactParams | ChoiceParams, least: Mapping[str, int]) -> None:
     """UsageError for a parameter that is no number of its kind, or below its `least` (else 1 for whole numbers, 0)."""
     for field in dataclasses.fields(params):
-        value, whole = getattr(params, field.name), field.type == "int"
-        kind, low = (numbers.Integral, 1) if whole else (numbers.Real, 0)
-        low = least.get(field.name, low)
-        fits = not isinstance(value, bool) and isinstance(value, kind) and math.isfinite(value)
-        if not fits or value < low:
-            what = f"a {'whole ' if whole else ''}number of at least {low}"
-            raise UsageError(f"the tuner's parameter {field.name} is {value!r}; it must be {what}")
+        whole = field.type == "int"
+        check_number(field.name, getattr(params, field.name), least.get(field.name, 1 if whole else 0), whole)
+
+
+def check_number(name: str, value: object, least: int, whole: bool = True) -> None:
+    """UsageError unless the parameter `name` is a finite number of at least `least`."""
+    kind = numbers.Integral if whole else numbers.Real
+    fits = not isinstance(value, bool) and isinstance(value, kind) and math.isfinite(value) and float(value) >= least
+    if not fits:
+        what = f"a {'whole ' if whole else ''}number of at least {least}"
+        raise UsageError(f"the tuner's parameter {name} is {value!r}; it must be {what}")
